@@ -1,0 +1,34 @@
+"""A paged KV cache for Intel GPUs in pure Python.
+
+Names are loaded when they are first used, so importing the package needs no device and no other
+package. Import it before dpctl or dpnp: it then finds their libraries by itself.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .runtime import libraries
+
+if TYPE_CHECKING:
+    from .ops.allocate import empty_cache as empty_cache
+    from .ops.write import reshape_and_cache as reshape_and_cache
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "empty_cache": ".ops.allocate",
+    "reshape_and_cache": ".ops.write",
+}
+__all__ = list(_HOMES)
+
+libraries.watch_imports()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,1 @@
+"""Functions that kernels may call: plain Python here, SPIR-V instructions once compiled."""

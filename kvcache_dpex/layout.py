@@ -1,0 +1,101 @@
+"""Where a row lives: slots, blocks, shapes and strides, in plain integers.
+
+A cache is ``[num_blocks, block_size, num_kv_heads, head_size]`` (NHD). Slot ``s`` is offset
+``s % block_size`` of block ``s // block_size``, and its element ``(h, d)`` is element
+``(s * num_kv_heads + h) * head_size + d`` of a contiguous cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def slot_of(block: int, offset: int, block_size: int) -> int:
+    """Slot of one offset in one block.
+
+    >>> slot_of(block=3, offset=5, block_size=16)
+    53
+    """
+    return block * block_size + offset
+
+
+def block_and_offset(slot: int, block_size: int) -> tuple[int, int]:
+    """Block and offset of a slot.
+
+    >>> block_and_offset(53, block_size=16)
+    (3, 5)
+    """
+    return divmod(slot, block_size)
+
+
+def slots_of_sequence(
+    block_table: Sequence[int], start: int, stop: int, block_size: int
+) -> list[int]:
+    """Slots of the tokens ``start <= position < stop`` of a sequence whose blocks are listed in order.
+
+    >>> slots_of_sequence([7, 2], start=14, stop=18, block_size=16)
+    [126, 127, 32, 33]
+    """
+    if stop > len(block_table) * block_size:
+        raise ValueError(
+            f"`block_table` holds {len(block_table)} blocks of {block_size}, so `stop` must be "
+            f"<= {len(block_table) * block_size}, got {stop}; append a block to the table first"
+        )
+    return [
+        slot_of(block_table[position // block_size], position % block_size, block_size)
+        for position in range(start, stop)
+    ]
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a C-contiguous array.
+
+    >>> contiguous_strides((4, 16, 8, 128))
+    (16384, 1024, 128, 1)
+    """
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def uniform_slot_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """Elements from one slot to the next where that is the same all over the cache, else None.
+
+    True of contiguous caches and of keys and values packed in one row, not of interleaved blocks.
+
+    >>> uniform_slot_stride((4, 16, 8, 128), (16384, 1024, 128, 1))
+    1024
+    """
+    num_blocks, block_size = shape[:2]
+    if block_size == 1:
+        return strides[0]
+    if num_blocks == 1 or strides[0] == block_size * strides[1]:
+        return strides[1]
+    return None
+
+
+def cache_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
+) -> tuple[int, int, int, int]:
+    """Shape of a cache; raises where a size is no whole number or is out of range.
+
+    >>> cache_shape(256, 16, 8, 128)
+    (256, 16, 8, 128)
+    """
+    sizes = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "num_kv_heads": num_kv_heads,
+        "head_size": head_size,
+    }
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"`{name}` must be an int, got {type(size).__name__}")
+        least = 0 if name == "num_blocks" else 1
+        if size < least:
+            raise ValueError(f"`{name}` must be >= {least}, got {size}")
+    num_blocks, block_size, num_kv_heads, head_size = (int(size) for size in sizes.values())
+    return num_blocks, block_size, num_kv_heads, head_size

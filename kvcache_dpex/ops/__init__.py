@@ -1,0 +1,1 @@
+"""Public operations, one module a verb: validate, work out the geometry, launch."""

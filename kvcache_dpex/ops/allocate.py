@@ -1,0 +1,96 @@
+"""empty_cache: memory for keys and values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..layout import cache_shape
+from ..runtime import arrays, devices, launch
+
+
+def empty_cache(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_size: int,
+    *,
+    value_head_size: int | None = None,
+    dtype: Any = "float32",
+    device: Any = None,
+    usm_type: str = "device",
+) -> tuple[Any, Any]:
+    """Allocate a key cache and a value cache, filled with zeros.
+
+    Zeros, because a reader that masks unwritten slots still multiplies them: stale NaN would survive.
+
+    Parameters
+    ----------
+    num_blocks, block_size, num_kv_heads, head_size
+        The shape of both caches, ``[num_blocks, block_size, num_kv_heads, head_size]``.
+    value_head_size
+        Head size of the value cache where it differs.
+    dtype
+        A dtype of 1, 2, 4 or 8 bytes. ``"bfloat16"`` gives uint16 arrays and ``"float8_e4m3fn"`` or
+        ``"float8_e5m2"`` uint8 arrays, which hold the bits.
+    device
+        None for the best device (a Level Zero GPU, else any GPU, else the CPU), or a dpctl filter
+        string, SyclDevice or SyclQueue.
+    usm_type
+        ``"device"``, ``"shared"`` or ``"host"``.
+
+    Returns
+    -------
+    key_cache, value_cache : dpnp.ndarray
+
+    Raises
+    ------
+    MemoryError
+        A cache is larger than the device's largest allocation, or both are larger than its memory.
+
+    Examples
+    --------
+    >>> key_cache, value_cache = empty_cache(256, 16, 8, 128)
+    >>> key_cache.shape
+    (256, 16, 8, 128)
+    """
+    launch.refuse_after_fork()
+    if value_head_size is None:
+        value_head_size = head_size
+    shapes = {
+        "key_cache": cache_shape(num_blocks, block_size, num_kv_heads, head_size),
+        "value_cache": cache_shape(num_blocks, block_size, num_kv_heads, value_head_size),
+    }
+    return tuple(allocate(shapes, {name: dtype for name in shapes}, device, usm_type))  # type: ignore[return-value]
+
+
+def allocate(
+    shapes: dict[str, tuple[int, ...]], dtypes: dict[str, Any], device: Any, usm_type: str
+) -> list[Any]:
+    """Zero-filled dpnp arrays, once all of them are known to fit."""
+    queue = devices.queue_for(device)
+    storage = {name: arrays.storage_dtype(dtypes[name]) for name in shapes}
+    sizes = {name: math.prod(shapes[name]) * storage[name].itemsize for name in shapes}
+    _require_memory(queue.sycl_device, shapes, sizes)
+    return [arrays.zeros(shapes[name], storage[name], queue, usm_type) for name in shapes]
+
+
+def _require_memory(device: Any, shapes: dict[str, tuple[int, ...]], sizes: dict[str, int]) -> None:
+    largest, total = device.max_mem_alloc_size, device.global_mem_size
+    for name, size in sizes.items():
+        if size > largest:
+            blocks = largest * shapes[name][0] // size
+            raise MemoryError(
+                f"`num_blocks` = {shapes[name][0]} needs {_gib(size)} for {name}, but {device.name} "
+                f"allocates at most {_gib(largest)} at once; use at most {blocks} blocks, or one "
+                "cache for each layer"
+            )
+    if sum(sizes.values()) > total:
+        raise MemoryError(
+            f"the caches need {_gib(sum(sizes.values()))}, but {device.name} has {_gib(total)}; use "
+            "fewer blocks or a smaller dtype"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

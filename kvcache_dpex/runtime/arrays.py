@@ -1,0 +1,128 @@
+"""What a launch needs to know of an array, whichever package it comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+import numpy as np
+
+from . import devices
+
+if TYPE_CHECKING:
+    import dpctl
+
+# NumPy's type characters; 'l' and 'q' are both 64 bits wide on Linux.
+_DTYPE_NAMES = {
+    "?": "bool",
+    "b": "int8",
+    "B": "uint8",
+    "h": "int16",
+    "H": "uint16",
+    "e": "float16",
+    "i": "int32",
+    "I": "uint32",
+    "f": "float32",
+    "l": "int64",
+    "L": "uint64",
+    "q": "int64",
+    "Q": "uint64",
+    "d": "float64",
+    "F": "complex64",
+    "D": "complex128",
+}
+
+
+class Operand(NamedTuple):
+    """Shape and strides (in elements), dtype and place of an array."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    queue: dpctl.SyclQueue
+    pointer: int
+
+
+_readers: dict[type, Callable[[Any], Operand]] = {}
+
+
+def operand(array: Any, name: str) -> Operand:
+    """Read an array's metadata; raise TypeError, naming the argument, for anything else."""
+    reader = _readers.get(type(array))
+    if reader is None:
+        reader = _readers[type(array)] = _find_reader(array, name)
+    return reader(array)
+
+
+def require_writable(array: Any, name: str) -> None:
+    """Raise ValueError where an array that would be written is read-only."""
+    usm = array.get_array() if hasattr(array, "get_array") else array
+    if not usm.flags.writable:
+        raise ValueError(f"`{name}` must be writable, got a read-only array")
+
+
+def _find_reader(array: Any, name: str) -> Callable[[Any], Operand]:
+    if hasattr(array, "__sycl_usm_array_interface__"):
+        return _read_dpnp if hasattr(array, "get_array") else _read_usm
+    raise TypeError(
+        f"`{name}` must be a dpnp array or a usm_ndarray, got {type(array).__module__}."
+        f"{type(array).__qualname__}; dpnp.asarray({name}) makes one"
+    )
+
+
+def _read_usm(array: Any) -> Operand:
+    dtype = array.dtype
+    return Operand(
+        array.shape,
+        array.strides,
+        _DTYPE_NAMES[dtype.char],
+        dtype.itemsize,
+        array.sycl_queue,
+        array._pointer,
+    )
+
+
+def _read_dpnp(array: Any) -> Operand:
+    return _read_usm(array.get_array())
+
+
+# dtypes that no array package here has: their bits travel as unsigned integers.
+_BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
+def storage_dtype(dtype: Any) -> np.dtype:
+    """The NumPy dtype that holds a dtype's values or bits; raise TypeError for any other."""
+    name = str(dtype).removeprefix("torch.") if "torch" in str(dtype) else dtype
+    try:
+        found = np.dtype(_BITS.get(name, name) if isinstance(name, str) else name)
+    except TypeError as error:
+        raise TypeError(f"`dtype` must be a dtype or its name, got {dtype!r}") from error
+    if found.itemsize not in (1, 2, 4, 8) or found.char not in _DTYPE_NAMES:
+        raise TypeError(f"`dtype` must be numeric, of 1, 2, 4 or 8 bytes, got {dtype!r}")
+    return found
+
+
+def tensor_module():
+    """The module of usm_ndarray: dpnp.tensor, or dpctl.tensor in older releases."""
+    devices.load_dpctl()
+    try:
+        import dpnp.tensor as tensor
+    except ImportError:
+        import dpctl.tensor as tensor
+    return tensor
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype, queue: dpctl.SyclQueue, usm_type: str) -> Any:
+    """A dpnp array of zeros."""
+    try:
+        from dpnp.dpnp_array import dpnp_array
+    except ImportError as error:
+        raise ImportError("allocating a cache needs dpnp: pip install dpnp") from error
+    usm = tensor_module().zeros(shape, dtype=dtype, sycl_queue=queue, usm_type=usm_type)
+    return dpnp_array._create_from_usm_ndarray(usm)
+
+
+def to_numpy(array: Any) -> np.ndarray:
+    """A copy on the host, after all work that writes the array."""
+    usm = array.get_array() if hasattr(array, "get_array") else array
+    return tensor_module().asnumpy(usm)

@@ -1,0 +1,97 @@
+"""Compiles a kernel to SPIR-V. The only file that imports numba-dpex, and the only one that knows LLVM."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
+from typing import Callable
+
+from . import spirv
+
+VERSION = "numba-dpex 0.23.0"
+
+
+def available() -> bool:
+    """Whether numba-dpex is installed (not yet whether it works)."""
+    return importlib.util.find_spec("numba_dpex") is not None
+
+
+@functools.lru_cache(maxsize=None)
+def fingerprint() -> str:
+    """Whatever changes the SPIR-V of an unchanged kernel: the compiler's version and this file."""
+    return VERSION + Path(__file__).read_text()
+
+
+def compile_kernel(function: Callable, dimensions: int, arguments: tuple[str, ...], entry: str) -> bytes:
+    """SPIR-V of `function` for argument types such as ``"uint64*"`` and ``"int64"``.
+
+    The module has one entry point, named `entry`, and takes exactly these arguments: a pointer is
+    one argument, not the five of a numba-dpex array.
+    """
+    numba_dpex = _prepare()
+    from numba.core import types
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba_dpex.core.types.kernel_api.index_space_ids import ItemType
+    from numba_dpex.kernel_api_impl.spirv.spirv_generator import llvm_to_spirv
+
+    signature = (ItemType(dimensions), *(_numba_type(argument) for argument in arguments))
+    dispatcher = numba_dpex.kernel(function)
+    with global_compiler_lock:
+        result = dispatcher._compiler.compile(signature, types.void)
+        module = _clean(
+            str(result.library.final_module), result.kernel_device_ir_module.kernel_name, entry
+        )
+        result.target_context.extra_compile_options[_llvm_spirv_options()] = [
+            "--spirv-max-version=1.1",
+            "--spirv-ext=-all",
+        ]
+        binary = llvm_to_spirv(result.target_context, str(module), module.as_bitcode())
+    return spirv.without_names(binary)
+
+
+@functools.lru_cache(maxsize=None)
+def _prepare():
+    """Import numba-dpex with everything that a bare compile needs, and teach it our device functions."""
+    try:
+        import numba_dpex
+    except ImportError as error:
+        raise ImportError(
+            "compiling a kernel needs numba-dpex: pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)"
+        ) from error
+    installed = f"numba-dpex {importlib.metadata.version('numba-dpex')}"
+    if installed != VERSION:
+        raise ImportError(
+            f"kernels are compiled by {VERSION}, found {installed}: pip install 'kvcache_dpex[jit]'"
+        )
+    # numba registers `range`, builtins and number operators on import, which a compile alone skips.
+    from numba.cpython import builtins, numbers, rangeobj  # noqa: F401
+
+    return numba_dpex
+
+
+def _llvm_spirv_options() -> int:
+    from numba_dpex.kernel_api_impl.spirv.target import LLVM_SPIRV_ARGS
+
+    return LLVM_SPIRV_ARGS
+
+
+def _numba_type(argument: str):
+    from numba.core import types
+
+    if argument.endswith("*"):
+        return types.CPointer(getattr(types, argument[:-1]), addrspace=1)
+    return getattr(types, argument)
+
+
+def _clean(text: str, mangled: str, entry: str):
+    """The LLVM module with a readable entry point and without numba's unused environment variables."""
+    import llvmlite.binding as llvm
+
+    text = re.sub(r"^@_ZN08NumbaEnv.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^.*@llvm\.assume\(.*\n", "", text, flags=re.MULTILINE)
+    module = llvm.parse_assembly(text.replace(mangled, entry))
+    module.verify()
+    return module

@@ -1,0 +1,189 @@
+"""Builds a module for a context and submits it. The only file that calls C.
+
+dpctl's own `submit` costs about twice the time of the launch itself, so its C function is called
+with argument blocks that are prepared once for each geometry.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from . import devices, libraries
+from .store import Module
+
+if TYPE_CHECKING:
+    import dpctl
+
+# DPCTLKernelArgType, the same in every dpctl release since 0.17.
+_ARGUMENT_TYPE = {"int64": 6, "pointer": 10}
+
+_forked = False
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = _interface.cache_info().currsize > 0
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def refuse_after_fork() -> None:
+    """Raise in a child of fork: SYCL does not survive it, and the next call would hang."""
+    if _forked:
+        raise RuntimeError(
+            "this process was forked after SYCL was used, and SYCL does not survive a fork; start "
+            "workers with multiprocessing.get_context('spawn')"
+        )
+
+
+@functools.lru_cache(maxsize=None)
+def _interface() -> ctypes.CDLL:
+    devices.load_dpctl()
+    library = ctypes.CDLL(str(libraries.dpctl_interface()))
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    submit = library.DPCTLQueue_SubmitNDRange
+    submit.restype = pointer
+    submit.argtypes = (pointer, pointer, pointer, pointer, size, pointer, pointer, size, pointer, size)
+    for name in ("DPCTLEvent_Wait", "DPCTLEvent_Delete"):
+        function = getattr(library, name)
+        function.restype, function.argtypes = None, (pointer,)
+    return library
+
+
+_built: dict[tuple[str, dpctl.SyclContext], Any] = {}
+
+
+def build(module: Module, queue: dpctl.SyclQueue) -> Any:
+    """The SYCL kernel of a module; built once for a context."""
+    from dpctl import program
+
+    key = module.identity, queue.sycl_context
+    if key not in _built:
+        try:
+            bundle = program.create_program_from_spirv(queue, module.binary)
+        except program.SyclProgramCompilationError as error:
+            raise RuntimeError(
+                f"the driver of {queue.sycl_device.name} refuses kernel {module.name}: {error}"
+            ) from error
+        _built[key] = bundle.get_sycl_kernel(module.name.replace("-", "_"))
+    return _built[key]
+
+
+class Launch:
+    """One kernel with its scalars and its index space: call it with pointers, as often as you like.
+
+    Parameters
+    ----------
+    module
+        A kernel in SPIR-V whose pointer arguments come before its scalars.
+    queue
+        Where to run. Whatever was submitted to it before comes first.
+    scalars
+        The values of the scalar arguments.
+    global_size, local_size
+        Items in all and in a work-group along each axis, axis 0 (the fast one) first.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        queue: dpctl.SyclQueue,
+        scalars: tuple[int, ...],
+        global_size: tuple[int, ...],
+        local_size: tuple[int, ...],
+    ) -> None:
+        kinds = ["pointer" if text.endswith("*") else text for text in module.arguments]
+        self._count = len(kinds)
+        self._types = (ctypes.c_int32 * self._count)(*(_ARGUMENT_TYPE[kind] for kind in kinds))
+        # SYCL copies a scalar at submission, so one block serves every call and every thread.
+        self._scalars = (ctypes.c_int64 * len(scalars))(*scalars)
+        start = ctypes.addressof(self._scalars)
+        self._scalar_addresses = tuple(start + 8 * index for index in range(len(scalars)))
+        self._arguments = ctypes.c_void_p * self._count
+        axes = len(global_size)
+        # SYCL numbers axes the other way round: its last is the fast one.
+        self._global = (ctypes.c_size_t * axes)(*reversed(global_size))
+        self._local = (ctypes.c_size_t * axes)(*reversed(local_size))
+        self._axes = axes
+        self._kernel = build(module, queue)
+        self._kernel_ref = self._kernel.addressof_ref()
+        self._queue = queue
+        self._queue_ref = queue.addressof_ref()
+        self._interface = _interface()
+        self._submit = self._interface.DPCTLQueue_SubmitNDRange
+        self._name = module.name
+        self._waits = queue.sycl_device.is_cpu or not (queue.is_in_order or _order_manager())
+
+    def __repr__(self) -> str:
+        return f"<launch of {self._name}, global {self._global[::-1]}, local {self._local[::-1]}>"
+
+    def __call__(self, pointers: tuple[int, ...], owners: Any = None) -> None:
+        """Submit, after all earlier work on the queue and before all later work.
+
+        On a GPU the host goes on at once and `owners` are kept alive until the kernel has ended; on
+        the CPU device, and where dpnp itself blocks, the call returns when the kernel has ended.
+        """
+        arguments = self._arguments(*pointers, *self._scalar_addresses)
+        manager = None if self._queue.is_in_order else _order_manager()
+        earlier = manager[self._queue].submitted_events if manager else ()
+        earlier_refs = (
+            (ctypes.c_void_p * len(earlier))(*(event.addressof_ref() for event in earlier))
+            if earlier
+            else None
+        )
+        event = self._submit(
+            self._kernel_ref,
+            self._queue_ref,
+            arguments,
+            self._types,
+            self._count,
+            self._global,
+            self._local,
+            self._axes,
+            earlier_refs,
+            len(earlier),
+        )
+        if not event:
+            raise RuntimeError(f"the SYCL runtime refused to launch {self!r}; see its message above")
+        if self._waits:
+            self._interface.DPCTLEvent_Wait(event)
+            self._interface.DPCTLEvent_Delete(event)
+        else:
+            _keep_until_done(_adopt(event), owners, manager and manager[self._queue])
+
+
+@functools.lru_cache(maxsize=None)
+def _order_manager():
+    """What orders dpnp's asynchronous operations on a queue, in the releases that have it."""
+    from dpctl import utils
+
+    return getattr(utils, "SequentialOrderManager", None)
+
+
+def _adopt(event: int) -> dpctl.SyclEvent:
+    """A dpctl event that owns a reference returned by the C interface."""
+    new_capsule = ctypes.pythonapi.PyCapsule_New
+    new_capsule.restype = ctypes.py_object
+    new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return devices.load_dpctl().SyclEvent(new_capsule(event, b"SyclEventRef", None))
+
+
+_running: deque[tuple[Any, Any]] = deque()
+_running_lock = threading.Lock()
+
+
+def _keep_until_done(event: dpctl.SyclEvent, owners: Any, order: Any) -> None:
+    """Hold `owners` until `event` is complete; let go of those that are."""
+    if order is not None:
+        order.add_event_pair(event, event)
+    complete = devices.load_dpctl().event_status_type.complete
+    with _running_lock:
+        _running.append((event, owners))
+        while _running and _running[0][0].execution_status == complete:
+            _running.popleft()

@@ -1,0 +1,236 @@
+"""Where a kernel's SPIR-V comes from: packaged, else the user's cache, else compiled now.
+
+SPIR-V is a cache of the Python source. A kernel's identity is a hash over its source, the helpers
+and constants that it uses, its argument types and the compiler's version; whatever changes one of
+them gives another identity, so a stale module is never found.
+
+``KVCACHE_DPEX_CACHE`` names another cache folder; ``KVCACHE_DPEX_KERNELS=compile`` skips what is
+packaged and cached.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import itertools
+import json
+import os
+import tempfile
+import threading
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Callable, NamedTuple
+
+from . import compiler, spirv
+
+_KERNELS = Path(__file__).parent.parent / "kernels"
+PACKAGED = Path(__file__).parent.parent / "spirv"
+MANIFEST = "manifest.json"
+_compiling = threading.Lock()
+
+
+class Module(NamedTuple):
+    """A kernel in SPIR-V, for one choice of argument types."""
+
+    name: str
+    identity: str
+    arguments: tuple[str, ...]
+    dimensions: int
+    binary: bytes
+    origin: str
+
+    def __repr__(self) -> str:
+        return (
+            f"<kernel {self.name}: {len(self.binary)} bytes of SPIR-V, {self.origin}, "
+            f"capabilities {', '.join(spirv.capabilities(self.binary))}>"
+        )
+
+
+class Signature(NamedTuple):
+    """What identifies a module before it exists."""
+
+    name: str
+    identity: str
+    arguments: tuple[str, ...]
+    dimensions: int
+
+
+@functools.lru_cache(maxsize=None)
+def load(function: Callable, **types: str) -> Module:
+    """The module of `function` for a choice of its type variables.
+
+    Parameters
+    ----------
+    function
+        A kernel as the `kernels` folder describes them.
+    **types
+        One value for each type variable of its annotations, such as ``word="uint64"``.
+
+    Raises
+    ------
+    ImportError
+        The kernel is neither packaged nor cached, and numba-dpex is not installed.
+
+    Examples
+    --------
+    >>> from kvcache_dpex.kernels.scatter import scatter
+    >>> load(scatter, slot="int64").name
+    'scatter-int64'
+    """
+    wanted = signature(function, **types)
+    if os.environ.get("KVCACHE_DPEX_KERNELS") != "compile":
+        found = packaged(wanted) or _cached(wanted)
+        if found is not None:
+            return found
+    if not compiler.available():
+        raise ImportError(
+            f"kernel {wanted.name} is not in the package with this source and these types, and compiling "
+            "it needs numba-dpex: pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)"
+        )
+    with _compiling:
+        found = Module(*wanted, compile_signature(function, wanted), "compiled")
+    _write_atomically(_cache_path(wanted), _sealed(found.binary))
+    return found
+
+
+def signature(function: Callable, **types: str) -> Signature:
+    """Name, identity and argument types of a kernel for a choice of its type variables."""
+    annotations = list(function.__annotations__.items())
+    dimensions = int(annotations[0][1].removeprefix("item[").removesuffix("]"))
+    arguments = tuple(_bind(text, types) for _, text in annotations[1:])
+    text = "\n".join((compiler.fingerprint(), str(dimensions), *arguments, *_sources(function)))
+    name = "-".join((function.__name__, *types.values()))
+    return Signature(name, hashlib.sha256(text.encode()).hexdigest(), arguments, dimensions)
+
+
+def compile_signature(function: Callable, wanted: Signature) -> bytes:
+    """Compile, telling a person at a terminal what takes the time."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"compiling kernel {wanted.name}"):
+        return compiler.compile_kernel(
+            function, wanted.dimensions, wanted.arguments, wanted.name.replace("-", "_")
+        )
+
+
+def packaged(wanted: Signature) -> Module | None:
+    """The packaged module of exactly this identity, else None."""
+    entry = manifest()["modules"].get(wanted.name)
+    if entry is None or entry["identity"] != wanted.identity:
+        return None
+    binary = (PACKAGED / f"{wanted.name}.spv").read_bytes()
+    if hashlib.sha256(binary).hexdigest() != entry["sha256"]:
+        raise RuntimeError(
+            f"{wanted.name}.spv of the package is damaged (its SHA-256 differs from the manifest); "
+            "reinstall: pip install --force-reinstall --no-deps kvcache_dpex"
+        )
+    return Module(*wanted, binary, "packaged")
+
+
+@functools.lru_cache(maxsize=None)
+def manifest() -> dict:
+    """The list of packaged modules."""
+    path = PACKAGED / MANIFEST
+    return json.loads(path.read_text()) if path.exists() else {"modules": {}}
+
+
+def catalogue() -> list[tuple[Callable, dict[str, str]]]:
+    """Every kernel of the `kernels` folder with every choice of its type variables."""
+    found = []
+    for file in sorted(_KERNELS.glob("*.py")):
+        module = import_module(f"..kernels.{file.stem}", __package__)
+        choices = getattr(module, "TYPES", None)
+        if choices is not None:
+            function = getattr(module, file.stem)
+            found += [
+                (function, dict(zip(choices, values)))
+                for values in itertools.product(*choices.values())
+            ]
+    return found
+
+
+def build_package() -> list[Module]:
+    """Compile the catalogue into the package and write its manifest; needs numba-dpex."""
+    modules = []
+    for function, choice in catalogue():
+        wanted = signature(function, **choice)
+        modules.append(Module(*wanted, compile_signature(function, wanted), "compiled"))
+    for stale in PACKAGED.glob("*.spv"):
+        stale.unlink()
+    for module in modules:
+        (PACKAGED / f"{module.name}.spv").write_bytes(module.binary)
+    entries = {
+        module.name: {
+            "identity": module.identity,
+            "sha256": hashlib.sha256(module.binary).hexdigest(),
+            "dimensions": module.dimensions,
+            "arguments": module.arguments,
+            "capabilities": spirv.capabilities(module.binary),
+        }
+        for module in modules
+    }
+    text = json.dumps({"compiler": compiler.VERSION, "modules": entries}, indent=1)
+    (PACKAGED / MANIFEST).write_text(text + "\n")
+    manifest.cache_clear()
+    load.cache_clear()
+    return modules
+
+
+def cache_folder() -> Path:
+    """Folder of the modules that were compiled on this machine."""
+    import platformdirs
+
+    chosen = os.environ.get("KVCACHE_DPEX_CACHE")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("kvcache_dpex"))
+
+
+def _cached(wanted: Signature) -> Module | None:
+    """A module from the cache folder; a damaged file counts as absent and is written anew."""
+    try:
+        sealed = _cache_path(wanted).read_bytes()
+    except OSError:
+        return None
+    binary = sealed[:-32]
+    return Module(*wanted, binary, "cache") if sealed == _sealed(binary) else None
+
+
+def _sealed(binary: bytes) -> bytes:
+    return binary + hashlib.sha256(binary).digest()
+
+
+def _cache_path(wanted: Signature) -> Path:
+    return cache_folder() / f"{wanted.name}-{wanted.identity[:16]}.spv"
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write so that a reader sees all of it or nothing; a folder that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content)
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+def _bind(text: str, types: dict[str, str]) -> str:
+    name = text.removesuffix("*")
+    return types.get(name, name) + text[len(name) :]
+
+
+def _sources(function: Callable, seen: tuple = ()) -> list[str]:
+    """Source of a function and, in order of name, of everything global that it uses."""
+    sources = [inspect.getsource(function)]
+    used = inspect.getclosurevars(function)
+    for name, value in sorted({**used.globals, **used.nonlocals}.items()):
+        if isinstance(value, FunctionType):
+            if value not in seen:
+                sources += _sources(value, (*seen, function, value))
+        elif isinstance(value, ModuleType):
+            if value.__name__.startswith(__package__.split(".")[0]):
+                sources.append(inspect.getsource(value))
+        else:
+            sources.append(f"{name} = {type(value).__name__}({value})")
+    return sources
