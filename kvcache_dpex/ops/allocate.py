@@ -75,7 +75,9 @@ def allocate(
     return [arrays.zeros(shapes[name], storage[name], queue, usm_type) for name in shapes]
 
 
-def _require_memory(device: Any, shapes: dict[str, tuple[int, ...]], sizes: dict[str, int]) -> None:
+def _require_memory(
+    device: Any, shapes: dict[str, tuple[int, ...]], sizes: dict[str, int]
+) -> None:
     largest, total = device.max_mem_alloc_size, device.global_mem_size
     for name, size in sizes.items():
         if size > largest:

@@ -32,7 +32,9 @@ def power_of_two(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
-def row_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def row_groups(
+    queue: dpctl.SyclQueue, fast: int, slow: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Global and local size for `slow` rows of `fast` items, both rounded up to whole groups.
 
     A GPU hides latency with many groups; on the CPU device each group costs about as much as a

@@ -38,14 +38,12 @@ def cache(name: str, operand: Operand, rows_name: str, rows: Operand) -> None:
 
 
 def same_slots(name: str, operand: Operand, other_name: str, other: Operand) -> None:
-    """Two caches that one slot mapping addresses, in memory of their own."""
+    """Two caches that one slot mapping addresses."""
     if operand.shape[:2] != other.shape[:2]:
         raise ValueError(
             f"`{name}` must have the {other.shape[0]} blocks of {other.shape[1]} slots of "
             f"`{other_name}`, got {operand.shape[0]} blocks of {operand.shape[1]}"
         )
-    if operand.pointer == other.pointer and 0 not in operand.shape:
-        raise ValueError(f"`{name}` must not be the same memory as `{other_name}`")
 
 
 def distinct(name: str, operand: Operand) -> None:
@@ -59,8 +57,8 @@ def distinct(name: str, operand: Operand) -> None:
 
 def slots(slot_mapping: Operand, num_tokens: int) -> None:
     """``[num_slots_given]`` int32 or int64, at most one a token."""
-    if slot_mapping.dtype not in ("int32", "int64"):
-        raise TypeError(f"`slot_mapping` must be int32 or int64, got {slot_mapping.dtype}")
+    if slot_mapping.dtype_name not in ("int32", "int64"):
+        raise TypeError(f"`slot_mapping` must be int32 or int64, got {slot_mapping.dtype_name}")
     if len(slot_mapping.shape) != 1:
         raise ValueError(
             f"`slot_mapping` must have shape [num_tokens], got {list(slot_mapping.shape)}"

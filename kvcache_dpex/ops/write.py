@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from ..kernels.scatter import scatter
 from ..kernels.scatter_strided import scatter_strided
 from ..layout import uniform_slot_stride
 from ..runtime import launch, store
-from ..runtime.arrays import Operand, operand, require_writable
+from ..runtime.arrays import Operand, read, read_output
 from . import validate
 from .geometry import row_groups
 
 _UNIT = 16  # bytes that one item of `scatter` moves
-_launches: dict[tuple, launch.Launch | None] = {}
+_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
 
 
 def reshape_and_cache(
@@ -73,22 +73,43 @@ def reshape_and_cache(
     (1024.0, 2048.0)
     """
     launch.refuse_after_fork()
-    k, v = operand(key, "key"), operand(value, "value")
-    kc, vc = operand(key_cache, "key_cache"), operand(value_cache, "value_cache")
-    slots = operand(slot_mapping, "slot_mapping")
-    require_writable(key_cache, "key_cache")
-    require_writable(value_cache, "value_cache")
-    pointers = (k.pointer, v.pointer, kc.pointer, vc.pointer, slots.pointer)
-    alignment = (k.pointer | v.pointer | kc.pointer | vc.pointer) % _UNIT
-    known = (k[:5], v[:5], kc[:5], vc[:5], slots[:5], alignment)
-    if known not in _launches or kc.pointer == vc.pointer:
-        _validate(k, v, kc, vc, slots)
-        _launches[known] = _prepare(k, v, kc, vc, slots, alignment)
+    key_at, k = read(key, "key")
+    value_at, v = read(value, "value")
+    key_cache_at, kc = read_output(key_cache, "key_cache")
+    value_cache_at, vc = read_output(value_cache, "value_cache")
+    slots_at, slots = read(slot_mapping, "slot_mapping")
+    alignment = (key_at | value_at | key_cache_at | value_cache_at) % _UNIT
+    geometry = (k, v, kc, vc, slots, alignment, key_cache_at == value_cache_at)
+    prepared = _launches.get(geometry)
+    if prepared is None:
+        prepared = _launches[geometry] = _prepare(*geometry)
     if check_slots:
-        validate.slot_values(slot_mapping, kc.shape[0] * kc.shape[1])
-    prepared = _launches[known]
-    if prepared is not None:
-        prepared(pointers, (key, value, key_cache, value_cache, slot_mapping))
+        validate.slot_values(slot_mapping, kc[0][0] * kc[0][1])
+    prepared(
+        (key_at, value_at, key_cache_at, value_cache_at, slots_at),
+        (key, value, key_cache, value_cache, slot_mapping),
+    )
+
+
+def _prepare(
+    key: tuple,
+    value: tuple,
+    key_cache: tuple,
+    value_cache: tuple,
+    slot_mapping: tuple,
+    alignment: int,
+    same: bool,
+) -> Callable[[tuple[int, ...], Any], None]:
+    """The launch for one geometry, once it is known to be right."""
+    k, v, kc, vc = Operand(*key), Operand(*value), Operand(*key_cache), Operand(*value_cache)
+    slots = Operand(*slot_mapping)
+    _validate(k, v, kc, vc, slots)
+    if same:
+        raise ValueError("`value_cache` must not be the memory of `key_cache`")
+    if slots.shape[0] == 0 or 0 in kc.shape[:3] or kc.shape[3] + vc.shape[3] == 0:
+        return launch.nothing
+    whole = None if alignment else _whole_rows(k, v, kc, vc, slots)
+    return whole or _strided(k, v, kc, vc, slots, alignment)
 
 
 def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) -> None:
@@ -99,22 +120,12 @@ def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) 
     validate.slots(slots, k.shape[0])
     for name, other in (("value", v), ("key_cache", kc), ("value_cache", vc)):
         if other.dtype != k.dtype:
-            raise TypeError(f"`{name}` must have the dtype of `key`, {k.dtype}, got {other.dtype}")
+            raise TypeError(
+                f"`{name}` must have the dtype of `key`, {k.dtype_name}, got {other.dtype_name}"
+            )
     if k.itemsize not in (1, 2, 4, 8):
-        raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {k.dtype}")
+        raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {k.dtype_name}")
     validate.same_queue(key=k, value=v, key_cache=kc, value_cache=vc, slot_mapping=slots)
-
-
-def _prepare(
-    k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
-) -> launch.Launch | None:
-    """The launch for one geometry; None where there is nothing to write."""
-    num_tokens = slots.shape[0]
-    if num_tokens == 0 or 0 in kc.shape[:3] or kc.shape[3] + vc.shape[3] == 0:
-        return None
-    if alignment == 0 and (prepared := _whole_rows(k, v, kc, vc, slots)) is not None:
-        return prepared
-    return _strided(k, v, kc, vc, slots, alignment)
 
 
 def _whole_rows(
@@ -141,7 +152,7 @@ def _whole_rows(
         slots.strides[0],
         *(stride * k.itemsize // _UNIT for stride in strides),
     )
-    module = store.load(scatter, slot=slots.dtype)
+    module = store.load(scatter, slot=slots.dtype_name)
     return launch.Launch(module, k.queue, scalars, *row_groups(k.queue, units, num_tokens))
 
 
@@ -181,12 +192,10 @@ def _strided(
         *words(kc.strides),
         *words(vc.strides),
     )
-    module = store.load(scatter_strided, word=f"uint{8 * word}", slot=slots.dtype)
+    module = store.load(scatter_strided, word=f"uint{8 * word}", slot=slots.dtype_name)
     fast = max(k.shape[-1], v.shape[-1]) // per_word
     (items, _), (local, _) = row_groups(k.queue, fast, 1)
-    return launch.Launch(
-        module, k.queue, scalars, (items, heads, slots.shape[0]), (local, 1, 1)
-    )
+    return launch.Launch(module, k.queue, scalars, (items, heads, slots.shape[0]), (local, 1, 1))
 
 
 def _is_one_run(operand: Operand) -> bool:

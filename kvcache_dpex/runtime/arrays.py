@@ -33,56 +33,59 @@ _DTYPE_NAMES = {
 
 
 class Operand(NamedTuple):
-    """Shape and strides (in elements), dtype and place of an array."""
+    """Shape and strides (in elements), dtype and place of an array; equal for arrays of one kind."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: str
-    itemsize: int
+    dtype: Any
     queue: dpctl.SyclQueue
-    pointer: int
+
+    @property
+    def dtype_name(self) -> str:
+        return _DTYPE_NAMES.get(
+            getattr(self.dtype, "char", ""), str(self.dtype).removeprefix("torch.")
+        )
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
 
 
-_readers: dict[type, Callable[[Any], Operand]] = {}
+# A reader gives a pointer and the fields of an Operand, as plain tuples: it runs on every call.
+_readers: dict[type, Callable[[Any], tuple[int, tuple]]] = {}
 
 
-def operand(array: Any, name: str) -> Operand:
-    """Read an array's metadata; raise TypeError, naming the argument, for anything else."""
+def read(array: Any, name: str) -> tuple[int, tuple]:
+    """Pointer and `Operand` fields of an array; raise TypeError, naming the argument, for others."""
     reader = _readers.get(type(array))
     if reader is None:
         reader = _readers[type(array)] = _find_reader(array, name)
     return reader(array)
 
 
-def require_writable(array: Any, name: str) -> None:
-    """Raise ValueError where an array that would be written is read-only."""
+def read_output(array: Any, name: str) -> tuple[int, tuple]:
+    """As `read`; raise ValueError for a read-only array."""
     usm = array.get_array() if hasattr(array, "get_array") else array
     if not usm.flags.writable:
         raise ValueError(f"`{name}` must be writable, got a read-only array")
+    return read(array, name)
 
 
-def _find_reader(array: Any, name: str) -> Callable[[Any], Operand]:
+def _find_reader(array: Any, name: str) -> Callable[[Any], tuple[int, tuple]]:
     if hasattr(array, "__sycl_usm_array_interface__"):
         return _read_dpnp if hasattr(array, "get_array") else _read_usm
+    kind = type(array)
     raise TypeError(
-        f"`{name}` must be a dpnp array or a usm_ndarray, got {type(array).__module__}."
-        f"{type(array).__qualname__}; dpnp.asarray({name}) makes one"
+        f"`{name}` must be a dpnp array or a usm_ndarray, got {kind.__module__}.{kind.__qualname__}; "
+        f"dpnp.asarray({name}) makes one"
     )
 
 
-def _read_usm(array: Any) -> Operand:
-    dtype = array.dtype
-    return Operand(
-        array.shape,
-        array.strides,
-        _DTYPE_NAMES[dtype.char],
-        dtype.itemsize,
-        array.sycl_queue,
-        array._pointer,
-    )
+def _read_usm(array: Any) -> tuple[int, tuple]:
+    return array._pointer, (array.shape, array.strides, array.dtype, array.sycl_queue)
 
 
-def _read_dpnp(array: Any) -> Operand:
+def _read_dpnp(array: Any) -> tuple[int, tuple]:
     return _read_usm(array.get_array())
 
 

@@ -25,7 +25,9 @@ def fingerprint() -> str:
     return VERSION + Path(__file__).read_text()
 
 
-def compile_kernel(function: Callable, dimensions: int, arguments: tuple[str, ...], entry: str) -> bytes:
+def compile_kernel(
+    function: Callable, dimensions: int, arguments: tuple[str, ...], entry: str
+) -> bytes:
     """SPIR-V of `function` for argument types such as ``"uint64*"`` and ``"int64"``.
 
     The module has one entry point, named `entry`, and takes exactly these arguments: a pointer is

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,18 @@ def _interface() -> ctypes.CDLL:
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     submit = library.DPCTLQueue_SubmitNDRange
     submit.restype = pointer
-    submit.argtypes = (pointer, pointer, pointer, pointer, size, pointer, pointer, size, pointer, size)
+    submit.argtypes = (
+        pointer,
+        pointer,
+        pointer,
+        pointer,
+        size,
+        pointer,
+        pointer,
+        size,
+        pointer,
+        size,
+    )
     for name in ("DPCTLEvent_Wait", "DPCTLEvent_Delete"):
         function = getattr(library, name)
         function.restype, function.argtypes = None, (pointer,)
@@ -105,7 +117,7 @@ class Launch:
         self._scalars = (ctypes.c_int64 * len(scalars))(*scalars)
         start = ctypes.addressof(self._scalars)
         self._scalar_addresses = tuple(start + 8 * index for index in range(len(scalars)))
-        self._arguments = ctypes.c_void_p * self._count
+        self._pack = struct.Struct(f"{self._count}P").pack
         axes = len(global_size)
         # SYCL numbers axes the other way round: its last is the fast one.
         self._global = (ctypes.c_size_t * axes)(*reversed(global_size))
@@ -115,10 +127,12 @@ class Launch:
         self._kernel_ref = self._kernel.addressof_ref()
         self._queue = queue
         self._queue_ref = queue.addressof_ref()
-        self._interface = _interface()
-        self._submit = self._interface.DPCTLQueue_SubmitNDRange
+        interface = _interface()
+        self._submit = interface.DPCTLQueue_SubmitNDRange
+        self._wait, self._delete = interface.DPCTLEvent_Wait, interface.DPCTLEvent_Delete
+        self._in_order = queue.is_in_order
         self._name = module.name
-        self._waits = queue.sycl_device.is_cpu or not (queue.is_in_order or _order_manager())
+        self._waits = queue.sycl_device.is_cpu or not (self._in_order or _order_manager())
 
     def __repr__(self) -> str:
         return f"<launch of {self._name}, global {self._global[::-1]}, local {self._local[::-1]}>"
@@ -129,33 +143,38 @@ class Launch:
         On a GPU the host goes on at once and `owners` are kept alive until the kernel has ended; on
         the CPU device, and where dpnp itself blocks, the call returns when the kernel has ended.
         """
-        arguments = self._arguments(*pointers, *self._scalar_addresses)
-        manager = None if self._queue.is_in_order else _order_manager()
-        earlier = manager[self._queue].submitted_events if manager else ()
-        earlier_refs = (
-            (ctypes.c_void_p * len(earlier))(*(event.addressof_ref() for event in earlier))
-            if earlier
-            else None
-        )
+        order = self._order_of_queue()
+        earlier = order.submitted_events if order else ()
         event = self._submit(
             self._kernel_ref,
             self._queue_ref,
-            arguments,
+            self._pack(*pointers, *self._scalar_addresses),
             self._types,
             self._count,
             self._global,
             self._local,
             self._axes,
-            earlier_refs,
+            struct.pack(f"{len(earlier)}P", *(event.addressof_ref() for event in earlier)),
             len(earlier),
         )
         if not event:
-            raise RuntimeError(f"the SYCL runtime refused to launch {self!r}; see its message above")
+            raise RuntimeError(
+                f"the SYCL runtime refused to launch {self!r}; see its message above"
+            )
         if self._waits:
-            self._interface.DPCTLEvent_Wait(event)
-            self._interface.DPCTLEvent_Delete(event)
+            self._wait(event)
+            self._delete(event)
         else:
-            _keep_until_done(_adopt(event), owners, manager and manager[self._queue])
+            _keep_until_done(_adopt(event), owners, order)
+
+    def _order_of_queue(self) -> Any:
+        """dpnp's list of what runs on an out-of-order queue; None where the queue itself keeps order."""
+        manager = None if self._in_order else _order_manager()
+        return manager and manager[self._queue]
+
+
+def nothing(pointers: tuple[int, ...], owners: Any = None) -> None:
+    """In the place of a launch where there is nothing to do."""
 
 
 @functools.lru_cache(maxsize=None)

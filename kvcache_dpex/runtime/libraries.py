@@ -67,9 +67,7 @@ def library_folders() -> list[Path]:
 
 def find(name: str) -> Path | None:
     """Path of a library in this environment, or None."""
-    return next(
-        (folder / name for folder in library_folders() if (folder / name).exists()), None
-    )
+    return next((folder / name for folder in library_folders() if (folder / name).exists()), None)
 
 
 def set_opencl_driver() -> None:
