@@ -28,9 +28,7 @@ def block_and_offset(slot: int, block_size: int) -> tuple[int, int]:
     return divmod(slot, block_size)
 
 
-def slots_of_sequence(
-    block_table: Sequence[int], start: int, stop: int, block_size: int
-) -> list[int]:
+def slots_of_sequence(block_table: Sequence[int], start: int, stop: int, block_size: int) -> list[int]:
     """Slots of the tokens ``start <= position < stop`` of a sequence whose blocks are listed in order.
 
     >>> slots_of_sequence([7, 2], start=14, stop=18, block_size=16)

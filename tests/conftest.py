@@ -1,10 +1,9 @@
 """What the tests share: caches filled with a sentinel, compared whole and byte by byte."""
 
-import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
-
 import numpy as np
 import pytest
 
+import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from kvcache_dpex.runtime import arrays, devices
 
 SENTINEL = 0xA5

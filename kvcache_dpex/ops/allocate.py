@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ..layout import cache_shape
@@ -61,11 +62,12 @@ def empty_cache(
         "key_cache": cache_shape(num_blocks, block_size, num_kv_heads, head_size),
         "value_cache": cache_shape(num_blocks, block_size, num_kv_heads, value_head_size),
     }
-    return tuple(allocate(shapes, {name: dtype for name in shapes}, device, usm_type))  # type: ignore[return-value]
+    key_cache, value_cache = allocate(shapes, dict.fromkeys(shapes, dtype), device, usm_type)
+    return key_cache, value_cache
 
 
 def allocate(
-    shapes: dict[str, tuple[int, ...]], dtypes: dict[str, Any], device: Any, usm_type: str
+    shapes: Mapping[str, tuple[int, ...]], dtypes: dict[str, Any], device: Any, usm_type: str
 ) -> list[Any]:
     """Zero-filled dpnp arrays, once all of them are known to fit."""
     queue = devices.queue_for(device)
@@ -75,9 +77,7 @@ def allocate(
     return [arrays.zeros(shapes[name], storage[name], queue, usm_type) for name in shapes]
 
 
-def _require_memory(
-    device: Any, shapes: dict[str, tuple[int, ...]], sizes: dict[str, int]
-) -> None:
+def _require_memory(device: Any, shapes: dict[str, tuple[int, ...]], sizes: dict[str, int]) -> None:
     largest, total = device.max_mem_alloc_size, device.global_mem_size
     for name, size in sizes.items():
         if size > largest:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import dpctl
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def group_limit(device: dpctl.SyclDevice) -> int:
     """Items that a work-group of a device may have."""
     return device.max_work_group_size
@@ -32,9 +32,7 @@ def power_of_two(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
-def row_groups(
-    queue: dpctl.SyclQueue, fast: int, slow: int
-) -> tuple[tuple[int, int], tuple[int, int]]:
+def row_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Global and local size for `slow` rows of `fast` items, both rounded up to whole groups.
 
     A GPU hides latency with many groups; on the CPU device each group costs about as much as a

@@ -12,8 +12,7 @@ def rows(key: Operand, value: Operand) -> None:
     for name, operand in (("key", key), ("value", value)):
         if len(operand.shape) != 3:
             raise ValueError(
-                f"`{name}` must have shape [num_tokens, num_kv_heads, head_size], "
-                f"got {list(operand.shape)}"
+                f"`{name}` must have shape [num_tokens, num_kv_heads, head_size], got {list(operand.shape)}"
             )
     if value.shape[:2] != key.shape[:2]:
         raise ValueError(
@@ -60,9 +59,7 @@ def slots(slot_mapping: Operand, num_tokens: int) -> None:
     if slot_mapping.dtype_name not in ("int32", "int64"):
         raise TypeError(f"`slot_mapping` must be int32 or int64, got {slot_mapping.dtype_name}")
     if len(slot_mapping.shape) != 1:
-        raise ValueError(
-            f"`slot_mapping` must have shape [num_tokens], got {list(slot_mapping.shape)}"
-        )
+        raise ValueError(f"`slot_mapping` must have shape [num_tokens], got {list(slot_mapping.shape)}")
     if slot_mapping.shape[0] > num_tokens:
         raise ValueError(
             f"`slot_mapping` must have at most one slot for each of the {num_tokens} tokens, "

@@ -120,17 +120,13 @@ def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) 
     validate.slots(slots, k.shape[0])
     for name, other in (("value", v), ("key_cache", kc), ("value_cache", vc)):
         if other.dtype != k.dtype:
-            raise TypeError(
-                f"`{name}` must have the dtype of `key`, {k.dtype_name}, got {other.dtype_name}"
-            )
+            raise TypeError(f"`{name}` must have the dtype of `key`, {k.dtype_name}, got {other.dtype_name}")
     if k.itemsize not in (1, 2, 4, 8):
         raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {k.dtype_name}")
     validate.same_queue(key=k, value=v, key_cache=kc, value_cache=vc, slot_mapping=slots)
 
 
-def _whole_rows(
-    k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand
-) -> launch.Launch | None:
+def _whole_rows(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) -> launch.Launch | None:
     """Rows that are contiguous in 16-byte units and slots that are evenly spaced; None if not so."""
     row = k.shape[1] * k.shape[2]
     strides = [k.strides[0], v.strides[0]]
@@ -206,6 +202,4 @@ def _is_one_run(operand: Operand) -> bool:
 def _merge_heads(operand: Operand) -> Operand:
     *outer, heads, size = operand.shape
     row = heads * size
-    return operand._replace(
-        shape=(*outer, 1, row), strides=(*operand.strides[:-2], row, operand.strides[-1])
-    )
+    return operand._replace(shape=(*outer, 1, row), strides=(*operand.strides[:-2], row, operand.strides[-1]))

@@ -42,9 +42,7 @@ class Operand(NamedTuple):
 
     @property
     def dtype_name(self) -> str:
-        return _DTYPE_NAMES.get(
-            getattr(self.dtype, "char", ""), str(self.dtype).removeprefix("torch.")
-        )
+        return _DTYPE_NAMES.get(getattr(self.dtype, "char", ""), str(self.dtype).removeprefix("torch."))
 
     @property
     def itemsize(self) -> int:

@@ -19,15 +19,13 @@ def available() -> bool:
     return importlib.util.find_spec("numba_dpex") is not None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def fingerprint() -> str:
     """Whatever changes the SPIR-V of an unchanged kernel: the compiler's version and this file."""
     return VERSION + Path(__file__).read_text()
 
 
-def compile_kernel(
-    function: Callable, dimensions: int, arguments: tuple[str, ...], entry: str
-) -> bytes:
+def compile_kernel(function: Callable, dimensions: int, arguments: tuple[str, ...], entry: str) -> bytes:
     """SPIR-V of `function` for argument types such as ``"uint64*"`` and ``"int64"``.
 
     The module has one entry point, named `entry`, and takes exactly these arguments: a pointer is
@@ -43,9 +41,7 @@ def compile_kernel(
     dispatcher = numba_dpex.kernel(function)
     with global_compiler_lock:
         result = dispatcher._compiler.compile(signature, types.void)
-        module = _clean(
-            str(result.library.final_module), result.kernel_device_ir_module.kernel_name, entry
-        )
+        module = _clean(str(result.library.final_module), result.kernel_device_ir_module.kernel_name, entry)
         result.target_context.extra_compile_options[_llvm_spirv_options()] = [
             "--spirv-max-version=1.1",
             "--spirv-ext=-all",
@@ -54,7 +50,7 @@ def compile_kernel(
     return spirv.without_names(binary)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _prepare():
     """Import numba-dpex with everything that a bare compile needs, and teach it our device functions."""
     try:

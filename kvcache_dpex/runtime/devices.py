@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import dpctl
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load_dpctl():
     """dpctl, once it is known to be installed, to be the only SYCL user, and to find a device."""
     try:
@@ -50,7 +50,7 @@ def queue_for(device: Any = None) -> dpctl.SyclQueue:
     return dpctl.get_device_cached_queue(chosen)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def default_device() -> dpctl.SyclDevice:
     """The first Level Zero GPU, else the first GPU, else the first CPU device."""
     found = load_dpctl().get_devices()

@@ -43,7 +43,7 @@ def refuse_after_fork() -> None:
         )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _interface() -> ctypes.CDLL:
     devices.load_dpctl()
     library = ctypes.CDLL(str(libraries.dpctl_interface()))
@@ -158,9 +158,7 @@ class Launch:
             len(earlier),
         )
         if not event:
-            raise RuntimeError(
-                f"the SYCL runtime refused to launch {self!r}; see its message above"
-            )
+            raise RuntimeError(f"the SYCL runtime refused to launch {self!r}; see its message above")
         if self._waits:
             self._wait(event)
             self._delete(event)
@@ -177,7 +175,7 @@ def nothing(pointers: tuple[int, ...], owners: Any = None) -> None:
     """In the place of a launch where there is nothing to do."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _order_manager():
     """What orders dpnp's asynchronous operations on a queue, in the releases that have it."""
     from dpctl import utils

@@ -56,7 +56,7 @@ class _Watcher(importlib.abc.MetaPathFinder):
         if fullname in _NEEDED_BY:
             set_opencl_driver()
             preload(_NEEDED_BY[fullname])
-        return None
+        return
 
 
 def library_folders() -> list[Path]:

@@ -53,9 +53,7 @@ def without_names(binary: bytes) -> bytes:
 
 def entry_points(binary: bytes) -> list[str]:
     """Names of the kernels in a module."""
-    return [
-        _text(operands[2:]) for code, operands in instructions(binary) if code == OP_ENTRY_POINT
-    ]
+    return [_text(operands[2:]) for code, operands in instructions(binary) if code == OP_ENTRY_POINT]
 
 
 def capabilities(binary: bytes) -> list[str]:
@@ -66,9 +64,7 @@ def capabilities(binary: bytes) -> list[str]:
 
 def extensions(binary: bytes) -> list[str]:
     """SPIR-V extensions that a module uses, sorted."""
-    return sorted(
-        _text(operands) for code, operands in instructions(binary) if code == OP_EXTENSION
-    )
+    return sorted(_text(operands) for code, operands in instructions(binary) if code == OP_EXTENSION)
 
 
 def _text(words: tuple[int, ...]) -> str:

@@ -57,7 +57,7 @@ class Signature(NamedTuple):
     dimensions: int
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load(function: Callable, **types: str) -> Module:
     """The module of `function` for a choice of its type variables.
 
@@ -129,7 +129,7 @@ def packaged(wanted: Signature) -> Module | None:
     return Module(*wanted, binary, "packaged")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def manifest() -> dict:
     """The list of packaged modules."""
     path = PACKAGED / MANIFEST
@@ -145,8 +145,7 @@ def catalogue() -> list[tuple[Callable, dict[str, str]]]:
         if choices is not None:
             function = getattr(module, file.stem)
             found += [
-                (function, dict(zip(choices, values)))
-                for values in itertools.product(*choices.values())
+                (function, dict(zip(choices, values))) for values in itertools.product(*choices.values())
             ]
     return found
 
