@@ -1,0 +1,82 @@
+"""Runs the public operations over memory that is not SYCL's, through a launcher of one's choice.
+
+The operations validate, choose the kernel and work out the index space as they do on a GPU; only the
+last step, the launch of a module with pointers and scalars, is somebody else's.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from kvcache_dpex.runtime import launch
+from kvcache_dpex.runtime.store import Module
+
+
+class Device:
+    """What the operations ask of a device, answered as an Intel GPU would."""
+
+    is_cpu = False
+    is_gpu = True
+
+    def __init__(self, name: str = "stand-in GPU", max_work_group_size: int = 512) -> None:
+        self.name = name
+        self.max_work_group_size = max_work_group_size
+
+
+class Queue:
+    is_in_order = True
+
+    def __init__(self, device: Device | None = None) -> None:
+        self.sycl_device = device or Device()
+
+
+class Array:
+    """Looks like a usm_ndarray to the package; its memory is `pointer`, whatever that means."""
+
+    __sycl_usm_array_interface__ = None
+    flags = SimpleNamespace(writable=True)
+
+    def __init__(self, layout: np.ndarray, pointer: int, queue: Queue) -> None:
+        self.shape = layout.shape
+        self.strides = tuple(stride // layout.itemsize for stride in layout.strides)
+        self.dtype = layout.dtype
+        self.sycl_queue = queue
+        self._pointer = pointer
+
+
+class Launched(NamedTuple):
+    """A launch that an operation asked for; axis 0 is the fast one."""
+
+    module: Module
+    scalars: tuple[int, ...]
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+    pointers: tuple[int, ...]
+
+
+@contextmanager
+def launches_through(launcher: Any):
+    """Inside, an operation's launch is ``launcher(module, queue, scalars, global, local)(pointers, owners)``."""
+    with mock.patch.object(launch, "Launch", launcher):
+        yield
+
+
+def record(operation: Any, *arrays: Array, **keywords: Any) -> list[Launched]:
+    """The launches that a call asks for; nothing runs."""
+    launched: list[Launched] = []
+
+    def recorder(module, queue, scalars, global_size, local_size):
+        def run(pointers, owners=None):
+            fields = (scalars, global_size, local_size, pointers)
+            launched.append(Launched(module, *(tuple(field) for field in fields)))
+
+        return run
+
+    with launches_through(recorder):
+        operation(*arrays, **keywords)
+    return launched
