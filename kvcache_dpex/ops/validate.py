@@ -47,7 +47,8 @@ def same_slots(name: str, operand: Operand, other_name: str, other: Operand) -> 
 
 def distinct(name: str, operand: Operand) -> None:
     """No two elements of an output may share memory."""
-    if any(stride == 0 and size > 1 for size, stride in zip(operand.shape, operand.strides)):
+    shared = any(stride == 0 and size > 1 for size, stride in zip(operand.shape, operand.strides))
+    if shared and 0 not in operand.shape:
         raise ValueError(
             f"`{name}` is written, so its elements must not share memory, got strides "
             f"{list(operand.strides)}; copy the broadcast array first"
@@ -68,15 +69,25 @@ def slots(slot_mapping: Operand, num_tokens: int) -> None:
 
 
 def same_queue(**operands: Operand) -> None:
-    """All on one SYCL queue; the first argument's decides."""
+    """All on one SYCL queue, tensors with tensors; the first argument's decides."""
     (first_name, first), *rest = operands.items()
     for name, operand in rest:
+        if _is_tensor(operand) != _is_tensor(first):
+            tensor, array = (name, first_name) if _is_tensor(operand) else (first_name, name)
+            raise TypeError(
+                f"`{tensor}` is a torch.Tensor but `{array}` is an array of dpnp; all must be of one kind: "
+                f"kvcache_dpex.torch.to_torch({array}) shares its memory with torch"
+            )
         if operand.queue != first.queue:
+            target = f"({first_name}.device)" if _is_tensor(first) else f"_device({first_name}.sycl_queue)"
             raise ValueError(
                 f"`{name}` must be on the queue of `{first_name}` ({first.queue.sycl_device.name}), "
-                f"got another one ({operand.queue.sycl_device.name}); move it with "
-                f"{name}.to_device({first_name}.sycl_queue)"
+                f"got another one ({operand.queue.sycl_device.name}); move it with {name}.to{target}"
             )
+
+
+def _is_tensor(operand: Operand) -> bool:
+    return type(operand.dtype).__module__ == "torch"
 
 
 def slot_values(slot_mapping: Any, num_slots: int) -> None:

@@ -49,7 +49,7 @@ def reshape_and_cache(
     Raises
     ------
     TypeError
-        An argument is no array of the device, or the dtypes differ.
+        An argument is no array of the device and no torch tensor, or kinds or dtypes differ.
     ValueError
         A shape, stride or queue does not fit, a cache is read-only, or (with `check_slots`) a slot
         appears twice.
@@ -104,15 +104,16 @@ def _prepare(
     k, v, kc, vc = Operand(*key), Operand(*value), Operand(*key_cache), Operand(*value_cache)
     slots = Operand(*slot_mapping)
     _validate(k, v, kc, vc, slots)
-    if same:
-        raise ValueError("`value_cache` must not be the memory of `key_cache`")
     if slots.shape[0] == 0 or 0 in kc.shape[:3] or kc.shape[3] + vc.shape[3] == 0:
         return launch.nothing
+    if same:
+        raise ValueError("`value_cache` must not be the memory of `key_cache`")
     whole = None if alignment else _whole_rows(k, v, kc, vc, slots)
     return whole or _strided(k, v, kc, vc, slots, alignment)
 
 
 def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) -> None:
+    validate.same_queue(key=k, value=v, key_cache=kc, value_cache=vc, slot_mapping=slots)
     validate.rows(k, v)
     validate.cache("key_cache", kc, "key", k)
     validate.cache("value_cache", vc, "value", v)
@@ -123,7 +124,6 @@ def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) 
             raise TypeError(f"`{name}` must have the dtype of `key`, {k.dtype_name}, got {other.dtype_name}")
     if k.itemsize not in (1, 2, 4, 8):
         raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {k.dtype_name}")
-    validate.same_queue(key=k, value=v, key_cache=kc, value_cache=vc, slot_mapping=slots)
 
 
 def _whole_rows(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) -> launch.Launch | None:

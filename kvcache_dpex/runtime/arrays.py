@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
@@ -49,42 +50,79 @@ class Operand(NamedTuple):
         return self.dtype.itemsize
 
 
+class Unreadable(TypeError):
+    """What an argument must be, and what it is instead; `read` puts its name in front."""
+
+
 # A reader gives a pointer and the fields of an Operand, as plain tuples: it runs on every call.
-_readers: dict[type, Callable[[Any], tuple[int, tuple]]] = {}
+Reader = Callable[[Any], "tuple[int, tuple]"]
+_readers: dict[type, Reader] = {}
+_output_readers: dict[type, Reader] = {}
 
 
 def read(array: Any, name: str) -> tuple[int, tuple]:
     """Pointer and `Operand` fields of an array; raise TypeError, naming the argument, for others."""
-    reader = _readers.get(type(array))
-    if reader is None:
-        reader = _readers[type(array)] = _find_reader(array, name)
-    return reader(array)
+    try:
+        return (_readers.get(type(array)) or _find_readers(array)[0])(array)
+    except Unreadable as reason:
+        raise TypeError(f"`{name}` {reason}") from None
 
 
 def read_output(array: Any, name: str) -> tuple[int, tuple]:
     """As `read`; raise ValueError for a read-only array."""
-    usm = array.get_array() if hasattr(array, "get_array") else array
-    if not usm.flags.writable:
-        raise ValueError(f"`{name}` must be writable, got a read-only array")
-    return read(array, name)
+    try:
+        return (_output_readers.get(type(array)) or _find_readers(array)[1])(array)
+    except Unreadable as reason:
+        raise TypeError(f"`{name}` {reason}") from None
+    except _ReadOnly:
+        raise ValueError(f"`{name}` must be writable, got a read-only array") from None
 
 
-def _find_reader(array: Any, name: str) -> Callable[[Any], tuple[int, tuple]]:
-    if hasattr(array, "__sycl_usm_array_interface__"):
-        return _read_dpnp if hasattr(array, "get_array") else _read_usm
+class _ReadOnly(Exception):
+    """A dpnp array or usm_ndarray that must not be written."""
+
+
+def is_tensor(array: Any) -> bool:
+    """Whether this is a torch tensor; never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _find_readers(array: Any) -> tuple[Reader, Reader]:
+    """Readers for inputs and outputs of this type, found once."""
     kind = type(array)
-    raise TypeError(
-        f"`{name}` must be a dpnp array or a usm_ndarray, got {kind.__module__}.{kind.__qualname__}; "
-        f"dpnp.asarray({name}) makes one"
-    )
+    if is_tensor(array):
+        from . import tensors
+
+        readers = tensors.read, tensors.read
+    elif hasattr(array, "__sycl_usm_array_interface__"):
+        usm = _read_usm, _read_usm_output
+        readers = (_read_dpnp, _read_dpnp_output) if hasattr(array, "get_array") else usm
+    else:
+        raise Unreadable(
+            f"must be a dpnp array, a usm_ndarray or a torch.Tensor, got "
+            f"{kind.__module__}.{kind.__qualname__}; dpnp.asarray makes an array of the device"
+        )
+    _readers[kind], _output_readers[kind] = readers
+    return readers
 
 
 def _read_usm(array: Any) -> tuple[int, tuple]:
     return array._pointer, (array.shape, array.strides, array.dtype, array.sycl_queue)
 
 
+def _read_usm_output(array: Any) -> tuple[int, tuple]:
+    if not array.flags.writable:
+        raise _ReadOnly
+    return array._pointer, (array.shape, array.strides, array.dtype, array.sycl_queue)
+
+
 def _read_dpnp(array: Any) -> tuple[int, tuple]:
     return _read_usm(array.get_array())
+
+
+def _read_dpnp_output(array: Any) -> tuple[int, tuple]:
+    return _read_usm_output(array.get_array())
 
 
 # dtypes that no array package here has: their bits travel as unsigned integers.
@@ -125,5 +163,9 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype, queue: dpctl.SyclQueue, usm_t
 
 def to_numpy(array: Any) -> np.ndarray:
     """A copy on the host, after all work that writes the array."""
+    if is_tensor(array):
+        from . import tensors
+
+        return tensors.to_numpy(array)
     usm = array.get_array() if hasattr(array, "get_array") else array
     return tensor_module().asnumpy(usm)

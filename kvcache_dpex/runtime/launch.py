@@ -163,7 +163,8 @@ class Launch:
             self._wait(event)
             self._delete(event)
         else:
-            _keep_until_done(_adopt(event), owners, order)
+            event = devices.load_dpctl().SyclEvent(capsule(event, b"SyclEventRef"))
+            _keep_until_done(event, owners, order)
 
     def _order_of_queue(self) -> Any:
         """dpnp's list of what runs on an out-of-order queue; None where the queue itself keeps order."""
@@ -183,12 +184,12 @@ def _order_manager():
     return getattr(utils, "SequentialOrderManager", None)
 
 
-def _adopt(event: int) -> dpctl.SyclEvent:
-    """A dpctl event that owns a reference returned by the C interface."""
+def capsule(address: int, name: bytes) -> Any:
+    """What dpctl's constructors take in place of an object of its C interface."""
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype = ctypes.py_object
     new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return devices.load_dpctl().SyclEvent(new_capsule(event, b"SyclEventRef", None))
+    return new_capsule(address, name, None)
 
 
 _running: deque[tuple[Any, Any]] = deque()

@@ -1,0 +1,121 @@
+"""Which dpctl and dpnp share a process with which torch: the table, and the check of a process.
+
+A torch with XPU support brings a SYCL runtime of its own. dpctl must link the same ``libsycl.so``
+and must not be newer than that runtime; two runtimes in one process crash it. A torch without XPU
+support brings none and goes with every dpctl.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import sys
+from typing import NamedTuple
+
+from . import libraries
+
+
+class Release(NamedTuple):
+    """One torch +xpu release: the SYCL runtime that it pins, and the newest dpctl and dpnp for it."""
+
+    torch: str
+    runtime: str
+    libsycl: int
+    dpctl: str
+    dpnp: str
+
+    @property
+    def pip_command(self) -> str:
+        return f"pip install dpctl=={self.dpctl} dpnp=={self.dpnp} intel-sycl-rt=={self.runtime}"
+
+
+# Runtime pins as published with torch's wheels; dpctl and dpnp by their undefined symbols. No release
+# of torch +xpu has run here: its wheels were not at hand, only the runtimes that they pin.
+RELEASES = (
+    Release("2.6", "2025.0.2", 8, "0.18.3", "0.16.3"),
+    Release("2.7", "2025.0.4", 8, "0.18.3", "0.16.3"),
+    Release("2.8", "2025.1.1", 8, "0.19.0", "0.17.0"),
+    Release("2.9", "2025.2.1", 8, "0.20.2", "0.18.1"),
+    Release("2.10", "2025.3.1", 8, "0.21.1", "0.19.1"),
+    Release("2.11", "2025.3.2", 8, "0.21.1", "0.19.1"),
+    Release("2.12", "2025.3.2", 8, "0.21.1", "0.19.1"),
+    Release("2.13", "2026.0.0", 9, "0.22.1", "0.20.0"),
+    Release("2.14", "2026.1.0", 9, "0.22.1", "0.20.0"),
+)
+
+
+def release_of(torch_version: str) -> Release | None:
+    """The table's row for a torch version, with or without a local part.
+
+    >>> release_of("2.13.0+xpu").dpctl
+    '0.22.1'
+    """
+    series = ".".join(torch_version.split("+")[0].split(".")[:2])
+    return next((release for release in RELEASES if release.torch == series), None)
+
+
+def mismatch() -> str | None:
+    """What keeps the installed torch, dpctl and dpnp out of one process, with the remedy; None if nothing.
+
+    Reads versions only: neither torch nor dpctl is imported.
+    """
+    torch_version = _xpu_version_of_torch()
+    if torch_version is None:
+        return None
+    release = release_of(torch_version)
+    linked = libraries.linked_sycl_version()
+    if release is None:
+        loaded = libraries.loaded_sycl_versions()
+        if linked is None or loaded - {linked}:
+            return (
+                f"torch {torch_version} is not in the table of known pairs, and it and the installed dpctl "
+                f"load different SYCL runtimes (libsycl.so.{_listed(loaded)} beside {linked})"
+            )
+        return None
+    if linked is None:
+        return f"torch {torch_version} needs a dpctl beside it: {release.pip_command}"
+    if linked != release.libsycl:
+        return (
+            f"torch {torch_version} brings libsycl.so.{release.libsycl}, but dpctl {_version('dpctl')} links "
+            f"libsycl.so.{linked}, and two SYCL runtimes in one process crash it: {release.pip_command}"
+        )
+    for name, newest in (("dpctl", release.dpctl), ("dpnp", release.dpnp)):
+        installed = _version(name)
+        if installed is not None and _series(installed) > _series(newest):
+            return (
+                f"{name} {installed} needs a newer SYCL runtime than the {release.runtime} of torch "
+                f"{torch_version}: {release.pip_command}"
+            )
+    return None
+
+
+@functools.cache
+def require_match() -> None:
+    """Raise RuntimeError where `mismatch` finds one."""
+    found = mismatch()
+    if found:
+        raise RuntimeError(found)
+
+
+def _xpu_version_of_torch() -> str | None:
+    """Version of the torch of this process or environment if it has XPU support, else None."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return torch.__version__ if getattr(torch.version, "xpu", None) else None
+    installed = _version("torch")
+    return installed if installed and installed.endswith("+xpu") else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _series(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def _listed(versions: set[int]) -> str:
+    return ", ".join(map(str, sorted(versions))) or "none"

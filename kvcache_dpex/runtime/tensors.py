@@ -1,0 +1,71 @@
+"""Torch tensors as operands: a launch takes the addresses of their memory, on CPU and XPU alike."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from . import devices, xpu
+from .arrays import Unreadable
+
+if TYPE_CHECKING:
+    import dpctl
+
+_cpu_queue: dpctl.SyclQueue | None = None
+_making = threading.Lock()
+
+
+def read(tensor: torch.Tensor) -> tuple[int, tuple]:
+    """Pointer and `Operand` fields of a tensor."""
+    if tensor.is_cpu:
+        queue = _cpu_queue or _make_cpu_queue()
+    elif tensor.is_xpu:
+        queue = xpu.current_queue(tensor.device.index)
+    else:
+        raise Unreadable(f"must be on the CPU or an XPU, got a tensor on {tensor.device}")
+    if tensor.is_neg():
+        raise Unreadable("must hold its own values, got a negated view; .resolve_neg() makes one that does")
+    try:
+        return tensor.data_ptr(), (tensor.shape, tensor.stride(), tensor.dtype, queue)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise Unreadable(f"must be dense, in memory of its own, got {tensor.layout} ({reason})") from error
+
+
+def _make_cpu_queue() -> dpctl.SyclQueue:
+    """The queue for tensors in ordinary memory, which the CPU device reads and writes as it is."""
+    global _cpu_queue
+    with _making:
+        _cpu_queue = _cpu_queue or _cpu_queue_of_device()
+    return _cpu_queue
+
+
+def _cpu_queue_of_device() -> dpctl.SyclQueue:
+    dpctl = devices.load_dpctl()
+    if not any(device.is_cpu for device in dpctl.get_devices()):
+        raise RuntimeError(
+            "tensors on the CPU need SYCL's CPU device, and none was found: pip install intel-opencl-rt"
+        )
+    device = devices.queue_for("cpu").sycl_device
+    if not device.has_aspect_usm_system_allocations:
+        raise RuntimeError(
+            f"{device.name} does not reach ordinary memory (aspect usm_system_allocations), so tensors on "
+            "the CPU cannot be used; arrays of kvcache_dpex.empty_cache can"
+        )
+    return dpctl.SyclQueue(device, property="in_order")
+
+
+# dtypes that NumPy has not: their bits are shown as unsigned integers.
+_BITS = {1: torch.uint8, 2: torch.uint16}
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A copy on the host, bits where NumPy lacks the dtype, after all work that writes the tensor."""
+    host = tensor.detach().cpu()
+    try:
+        return host.numpy().copy()
+    except TypeError:
+        return host.view(_BITS[host.itemsize]).numpy().copy()
