@@ -153,12 +153,29 @@ def tensor_module():
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype, queue: dpctl.SyclQueue, usm_type: str) -> Any:
     """A dpnp array of zeros."""
+    return as_dpnp(tensor_module().zeros(shape, dtype=dtype, sycl_queue=queue, usm_type=usm_type))
+
+
+def as_dpnp(usm: Any) -> Any:
+    """The dpnp array of a usm_ndarray."""
     try:
         from dpnp.dpnp_array import dpnp_array
     except ImportError as error:
-        raise ImportError("allocating a cache needs dpnp: pip install dpnp") from error
-    usm = tensor_module().zeros(shape, dtype=dtype, sycl_queue=queue, usm_type=usm_type)
+        raise ImportError("arrays of kvcache_dpex are dpnp arrays: pip install dpnp") from error
     return dpnp_array._create_from_usm_ndarray(usm)
+
+
+def empty_like(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An uninitialised array of the same package, on the same queue."""
+    if is_tensor(array):
+        from . import tensors
+
+        return tensors.empty_like(array, shape, dtype)
+    usm = array.get_array() if hasattr(array, "get_array") else array
+    result = tensor_module().empty(
+        shape, dtype=storage_dtype(dtype), sycl_queue=usm.sycl_queue, usm_type=usm.usm_type
+    )
+    return result if usm is array else type(array)._create_from_usm_ndarray(result)
 
 
 def to_numpy(array: Any) -> np.ndarray:

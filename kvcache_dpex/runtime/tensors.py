@@ -69,3 +69,20 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
         return host.numpy().copy()
     except TypeError:
         return host.view(_BITS[host.itemsize]).numpy().copy()
+
+
+def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
+    """A torch dtype, from its name too.
+
+    >>> dtype_of("bfloat16")
+    torch.bfloat16
+    """
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"`dtype` must be a torch.dtype or its name, got {dtype!r}")
+    return found
+
+
+def empty_like(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | str) -> torch.Tensor:
+    """An uninitialised tensor on the same device."""
+    return torch.empty(shape, dtype=dtype_of(dtype), device=tensor.device)

@@ -7,7 +7,7 @@ works on: earlier and later operations of torch are ordered with it, and nothing
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +35,24 @@ def current_queue(index: int) -> dpctl.SyclQueue:
 def wait(index: int) -> None:
     """Return when torch's current stream on XPU number `index` has nothing left to do."""
     torch.xpu.current_stream(index).synchronize()
+
+
+def import_array(usm: Any) -> torch.Tensor:
+    """A tensor in the memory of a GPU's usm_ndarray, on which no work is running."""
+    if usm.usm_type != "device":
+        raise ValueError(
+            f"`array` must be of USM type 'device' for torch's XPU, got {usm.usm_type!r}; allocate it with "
+            "usm_type='device'"
+        )
+    device = usm.sycl_device
+    if device.backend.name != "level_zero" or usm.sycl_context != device.sycl_platform.default_context:
+        raise ValueError(
+            "`array` must be in the default context of a Level Zero platform, as arrays of "
+            f"dpnp.empty(..., device='level_zero:gpu') are, got {device.filter_string}"
+        )
+    compatibility.require_match()
+    # A capsule, for torch passes no stream to SYCL's producers and mistakes the number of the device.
+    return torch.from_dlpack(usm.__dlpack__())
 
 
 def _adopt(address: int) -> dpctl.SyclQueue:
