@@ -11,13 +11,19 @@ from .runtime import libraries
 
 if TYPE_CHECKING:
     from .ops.allocate import empty_cache as empty_cache
+    from .ops.allocate import empty_quant_cache as empty_quant_cache
+    from .ops.dequantize import dequant_cache as dequant_cache
+    from .ops.quantize import reshape_and_cache_quant as reshape_and_cache_quant
     from .ops.write import reshape_and_cache as reshape_and_cache
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "dequant_cache": ".ops.dequantize",
     "empty_cache": ".ops.allocate",
+    "empty_quant_cache": ".ops.allocate",
     "reshape_and_cache": ".ops.write",
+    "reshape_and_cache_quant": ".ops.quantize",
 }
 __all__ = list(_HOMES)
 

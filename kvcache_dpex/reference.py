@@ -23,3 +23,66 @@ def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping):
             block, offset = divmod(int(slot), block_size)
             key_cache[block, offset] = key[token]
             value_cache[block, offset] = value[token]
+
+
+def empty_quant_cache(num_blocks, block_size, num_kv_heads, head_size):
+    """Two caches of int8 codes and their scales ``[num_blocks * block_size, num_kv_heads]``, all zero."""
+    shape = (num_blocks, block_size, num_kv_heads, head_size)
+    scales = (num_blocks * block_size, num_kv_heads)
+    return np.zeros(shape, "int8"), np.zeros(shape, "int8"), np.zeros(scales, "f4"), np.zeros(scales, "f4")
+
+
+def reshape_and_cache_quant(key, value, kq, vq, ks, vs, slot_mapping, *, dtype=None):
+    """Quantize row ``token``, head by head, into slot ``slot_mapping[token]``; other slots stay as they are."""
+    num_blocks, block_size = kq.shape[:2]
+    for rows, codes, scales in ((key, kq, ks), (value, vq, vs)):
+        scales = scales.reshape(codes.shape[:3]) if scales.ndim == 2 else scales
+        for token, slot in enumerate(slot_mapping):
+            if 0 <= slot < num_blocks * block_size:
+                block, offset = divmod(int(slot), block_size)
+                for head, row in enumerate(as_float32(rows[token], dtype)):
+                    codes[block, offset, head], scales[block, offset, head] = quantize_row(row)
+
+
+def quantize_row(row):
+    """Codes and scale of one float32 row: ``scale = absmax / 127``, ``code = clamp(rint(x / scale))``."""
+    zeros = np.zeros(row.shape, "int8")
+    absmax = np.max(np.abs(row), initial=np.float32(0))
+    if np.isnan(absmax):
+        return zeros, np.float32(np.nan)
+    scale = absmax / np.float32(127)
+    if scale == 0 or np.isinf(scale):
+        return zeros, scale
+    return np.clip(np.rint(row / scale), -127, 127).astype("int8"), scale
+
+
+def dequant_cache(q, scales, *, dtype="float32", blocks=None):
+    """``float32(code) * scale``, rounded once to `dtype`; NaN where the scale is not finite.
+
+    With `blocks`, result block ``n`` shows block ``blocks[n]``, or zeros where there is no such block.
+    """
+    scales = scales.reshape(q.shape[:3])
+    chosen = np.arange(q.shape[0]) if blocks is None else np.asarray(blocks)
+    out = np.zeros((*chosen.shape, *q.shape[1:]), "f4")
+    for n, block in np.ndenumerate(chosen):
+        if 0 <= block < q.shape[0]:
+            scale = np.where(np.isfinite(scales[block]), scales[block], np.float32(np.nan))
+            out[n] = q[block].astype("f4") * scale[:, :, None]
+    return from_float32(out, dtype)
+
+
+def as_float32(array, dtype=None):
+    """Values as float32; of uint16 arrays, which hold bits, `dtype` says "bfloat16"."""
+    if str(dtype) == "bfloat16":
+        return (array.astype("u4") << 16).view("f4")
+    return array.astype("f4")
+
+
+def from_float32(array, dtype):
+    """Values rounded to `dtype`, to nearest even; "bfloat16" gives the bits as uint16."""
+    if str(dtype) != "bfloat16":
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
+    bits = np.ascontiguousarray(array).view("u4")
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(array), bits >> 16, rounded).astype("u2")

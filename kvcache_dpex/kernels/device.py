@@ -1,1 +1,138 @@
-"""Functions that kernels may call: plain Python here, SPIR-V instructions once compiled."""
+"""Functions that kernels may call: plain Python here, a few instructions of SPIR-V once compiled.
+
+`runtime.lowering` holds the compiled side of each. A pointer's type says what its bits mean:
+float32, float16 (their bits arrive as uint16) or bfloat16 (as int16, since NumPy has no such type).
+"""
+
+import threading
+
+import numpy as np
+
+
+def load(pointer, index):
+    """The value at an index, as float32."""
+    value = pointer[index]
+    if value.dtype == np.int16:
+        return (value.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.float32(value)
+
+
+def load4(pointer, index):
+    """Four neighbouring values, as float32; `index` is a multiple of 4."""
+    return tuple(load(pointer, index + lane) for lane in range(4))
+
+
+def store(pointer, index, value):
+    """Round a float32 to the pointer's type, once, to nearest even."""
+    if pointer[index].dtype == np.int16:
+        bits = int(np.float32(value).view(np.uint32))
+        bits += 0x7FFF + (bits >> 16 & 1) if bits & 0x7FFFFFFF <= 0x7F800000 else 0
+        pointer[index] = np.uint16(bits >> 16 & 0xFFFF).view(np.int16)
+    else:
+        with np.errstate(over="ignore"):
+            pointer[index] = value
+
+
+def store4(pointer, index, a, b, c, d):
+    """`store` of four neighbours; `index` is a multiple of 4."""
+    for lane, value in enumerate((a, b, c, d)):
+        store(pointer, index + lane, value)
+
+
+def magnitude(x):
+    """Bits of ``|x|``: for numbers as ordered as they are, infinity above them, NaN above all."""
+    return np.int32(np.float32(x).view(np.int32) & 0x7FFFFFFF)
+
+
+def number(bits):
+    """The float32 of an int32's bits."""
+    return np.int32(bits).view(np.float32)
+
+
+def larger(a, b):
+    """The larger of two int32."""
+    return np.int32(max(a, b))
+
+
+def fma(x, y, z):
+    """``x * y + z`` in float32, rounded once."""
+    product = np.float64(x) * np.float64(y)  # exact
+    total = product + np.float64(z)
+    if np.isfinite(total):
+        # Round to odd, so that rounding to float32 afterwards is as good as rounding once.
+        other = total - product
+        error = (product - (total - other)) + (np.float64(z) - other)
+        if error != 0 and not total.view(np.int64) & 1:
+            total = np.nextafter(total, np.copysign(np.inf, error))
+    with np.errstate(over="ignore"):
+        return np.float32(total)
+
+
+def divide(x, y):
+    """About ``x / y`` in float32: a device may be off by 2.5 units in the last place."""
+    with np.errstate(all="ignore"):
+        return np.float32(x) / np.float32(y)
+
+
+def rint(x):
+    """The nearest whole number, ties to even."""
+    return np.rint(np.float32(x))
+
+
+def clamp(x, low, high):
+    """``x``, but no less than `low` and no more than `high`."""
+    return np.float32(min(max(x, low), high))
+
+
+def pack4(a, b, c, d):
+    """Four whole float32 as int8, in one uint32, `a` in its lowest byte."""
+    return np.array([a, b, c, d]).astype(np.int8).view(np.uint32)[0]
+
+
+def unpack4(word):
+    """Four int8 of a uint32 as float32, the lowest byte first."""
+    return tuple(np.array([word], np.uint32).view(np.int8).astype(np.float32))
+
+
+def code(value):
+    """A whole float32 as int8."""
+    return np.int8(value)
+
+
+# Words of memory that the items of a work-group share.
+LOCAL_WORDS = 512
+
+
+def put_local(index, bits):
+    """Put an int32 into the work-group's memory."""
+    _group().memory[index] = bits
+
+
+def get_local(index):
+    """Get an int32 from the work-group's memory."""
+    return _group().memory[index]
+
+
+def barrier():
+    """Wait until every item of the work-group is here; its memory is then the same for all."""
+    _group().barrier.wait()
+
+
+def group_larger(bits):
+    """The largest int32 that any item of the work-group brings."""
+    group = _group()
+    group.values.append(bits)
+    group.barrier.wait()
+    largest = max(group.values)
+    if group.barrier.wait() == 0:
+        group.values.clear()
+    group.barrier.wait()
+    return largest
+
+
+# The work-group of the running item, in a thread of its own; a simulator sets it.
+current = threading.local()
+
+
+def _group():
+    return current.group

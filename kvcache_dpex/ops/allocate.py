@@ -1,4 +1,4 @@
-"""empty_cache: memory for keys and values."""
+"""empty_cache and empty_quant_cache: memory for keys and values."""
 
 from __future__ import annotations
 
@@ -66,6 +66,53 @@ def empty_cache(
     return key_cache, value_cache
 
 
+def empty_quant_cache(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_size: int,
+    *,
+    value_head_size: int | None = None,
+    device: Any = None,
+    usm_type: str = "device",
+) -> tuple[Any, Any, Any, Any]:
+    """Allocate int8 caches for keys and values, and their scales, all filled with zeros.
+
+    A fresh cache decodes to 0 everywhere.
+
+    Parameters
+    ----------
+    num_blocks, block_size, num_kv_heads, head_size, value_head_size, device, usm_type
+        As for `empty_cache`.
+
+    Returns
+    -------
+    kq, vq : dpnp.ndarray, int8
+        Codes, ``[num_blocks, block_size, num_kv_heads, head_size]``.
+    ks, vs : dpnp.ndarray, float32
+        Scales by slot, ``[num_blocks * block_size, num_kv_heads]``.
+
+    Raises
+    ------
+    MemoryError
+        As for `empty_cache`.
+
+    Examples
+    --------
+    >>> kq, vq, ks, vs = empty_quant_cache(256, 16, 8, 128)
+    >>> kq.shape, ks.shape
+    ((256, 16, 8, 128), (4096, 8))
+    """
+    launch.refuse_after_fork()
+    sizes = (head_size, head_size if value_head_size is None else value_head_size)
+    kq, vq = (cache_shape(num_blocks, block_size, num_kv_heads, size) for size in sizes)
+    scales = (kq[0] * kq[1], kq[2])
+    shapes = {"kq": kq, "vq": vq, "ks": scales, "vs": scales}
+    dtypes = {"kq": "int8", "vq": "int8", "ks": "float32", "vs": "float32"}
+    codes_k, codes_v, scales_k, scales_v = allocate(shapes, dtypes, device, usm_type)
+    return codes_k, codes_v, scales_k, scales_v
+
+
 def allocate(
     shapes: Mapping[str, tuple[int, ...]], dtypes: dict[str, Any], device: Any, usm_type: str
 ) -> list[Any]:
@@ -77,7 +124,7 @@ def allocate(
     return [arrays.zeros(shapes[name], storage[name], queue, usm_type) for name in shapes]
 
 
-def _require_memory(device: Any, shapes: dict[str, tuple[int, ...]], sizes: dict[str, int]) -> None:
+def _require_memory(device: Any, shapes: Mapping[str, tuple[int, ...]], sizes: dict[str, int]) -> None:
     largest, total = device.max_mem_alloc_size, device.global_mem_size
     for name, size in sizes.items():
         if size > largest:

@@ -47,3 +47,14 @@ def row_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int,
         (round_up(fast, local_fast), round_up(slow, local_slow)),
         (local_fast, local_slow),
     )
+
+
+def lane_groups(
+    lanes: int, num_kv_heads: int, num_tokens: int
+) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Global and local size for a few lanes a row: work-groups of about 128 items, heads first."""
+    rows = max(1, 128 // lanes)
+    heads = min(num_kv_heads, rows)
+    tokens = min(num_tokens, max(1, rows // heads))
+    local = (lanes, heads, tokens)
+    return (lanes, round_up(num_kv_heads, heads), round_up(num_tokens, tokens)), local

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..runtime.arrays import Operand
@@ -53,6 +54,68 @@ def distinct(name: str, operand: Operand) -> None:
             f"`{name}` is written, so its elements must not share memory, got strides "
             f"{list(operand.strides)}; copy the broadcast array first"
         )
+
+
+def float_type(name: str, operand: Operand, dtype: Any) -> str:
+    """What the values of rows are: "float32", "float16" or "bfloat16"."""
+    given = operand.dtype_name
+    wanted = given if dtype is None else str(dtype).removeprefix("torch.")
+    if wanted == "bfloat16" and given in ("uint16", "bfloat16"):
+        return wanted
+    if wanted in ("float32", "float16") and given == wanted:
+        return wanted
+    raise TypeError(
+        f"`{name}` must be float32, float16, or bfloat16 (bits as uint16, with dtype='bfloat16'), got {given}"
+        + ("" if dtype is None else f" with dtype={dtype!r}")
+    )
+
+
+def codes(name: str, operand: Operand) -> None:
+    """An array of int8 codes."""
+    if operand.dtype_name != "int8":
+        raise TypeError(f"`{name}` must be int8, got {operand.dtype_name}")
+
+
+def scales(name: str, operand: Operand, codes_name: str, codes: Operand) -> Operand:
+    """The scales of a cache of codes, as ``[num_blocks, block_size, num_kv_heads]``."""
+    if operand.dtype_name != "float32":
+        raise TypeError(f"`{name}` must be float32, got {operand.dtype_name}")
+    num_blocks, block_size, num_kv_heads = codes.shape[:3]
+    if operand.shape == (num_blocks * block_size, num_kv_heads):
+        slot, head = operand.strides
+        operand = operand._replace(shape=codes.shape[:3], strides=(slot * block_size, slot, head))
+    if operand.shape != codes.shape[:3]:
+        raise ValueError(
+            f"`{name}` must have shape [num_blocks * block_size, num_kv_heads] = "
+            f"[{num_blocks * block_size}, {num_kv_heads}] for `{codes_name}`, got {list(operand.shape)}"
+        )
+    distinct(name, operand)
+    return operand
+
+
+def blocks(operand: Operand) -> Operand:
+    """A list or table of blocks, as a list."""
+    if operand.dtype_name not in ("int32", "int64"):
+        raise TypeError(f"`blocks` must be int32 or int64, got {operand.dtype_name}")
+    return leading_axes_merged("blocks", operand, len(operand.shape))
+
+
+def leading_axes_merged(name: str, operand: Operand, count: int) -> Operand:
+    """The operand with its first `count` axes as one, which their strides must allow."""
+    sizes, strides = operand.shape[:count], operand.strides[:count]
+    total = math.prod(sizes)
+    step = strides[-1] if count else 1
+    evenly = all(
+        outer == inner * size
+        for outer, inner, size, repeats in zip(strides, strides[1:], sizes[1:], sizes)
+        if repeats > 1
+    )
+    if total and not evenly:
+        raise ValueError(
+            f"`{name}` must have evenly spaced blocks, got strides {list(strides)} for {list(sizes)}; "
+            "copy it first"
+        )
+    return operand._replace(shape=(total, *operand.shape[count:]), strides=(step, *operand.strides[count:]))
 
 
 def slots(slot_mapping: Operand, num_tokens: int) -> None:

@@ -21,12 +21,22 @@ def available() -> bool:
 
 @functools.cache
 def fingerprint() -> str:
-    """Whatever changes the SPIR-V of an unchanged kernel: the compiler's version and this file."""
-    return VERSION + Path(__file__).read_text()
+    """Whatever changes the SPIR-V of an unchanged kernel: the compiler's version, this file and its neighbour."""
+    here = Path(__file__)
+    return VERSION + here.read_text() + here.with_name("lowering.py").read_text()
 
 
-def compile_kernel(function: Callable, dimensions: int, arguments: tuple[str, ...], entry: str) -> bytes:
+def compile_kernel(
+    function: Callable,
+    index_space: str,
+    arguments: tuple[str, ...],
+    entry: str,
+    helpers: tuple[Callable, ...],
+) -> bytes:
     """SPIR-V of `function` for argument types such as ``"uint64*"`` and ``"int64"``.
+
+    `index_space` is ``"item[n]"``, or ``"nditem[n]"`` where the kernel asks for its work-group; `helpers`
+    are the plain functions that it calls.
 
     The module has one entry point, named `entry`, and takes exactly these arguments: a pointer is
     one argument, not the five of a numba-dpex array.
@@ -34,10 +44,16 @@ def compile_kernel(function: Callable, dimensions: int, arguments: tuple[str, ..
     numba_dpex = _prepare()
     from numba.core import types
     from numba.core.compiler_lock import global_compiler_lock
-    from numba_dpex.core.types.kernel_api.index_space_ids import ItemType
+    from numba_dpex.core.types.kernel_api.index_space_ids import ItemType, NdItemType
     from numba_dpex.kernel_api_impl.spirv.spirv_generator import llvm_to_spirv
 
-    signature = (ItemType(dimensions), *(_numba_type(argument) for argument in arguments))
+    from . import lowering
+
+    for helper in helpers:
+        lowering.allow_helper(helper)
+    kind, dimensions = index_space.rstrip("]").split("[")
+    index = {"item": ItemType, "nditem": NdItemType}[kind](int(dimensions))
+    signature = (index, *(lowering.numba_type(argument) for argument in arguments))
     dispatcher = numba_dpex.kernel(function)
     with global_compiler_lock:
         result = dispatcher._compiler.compile(signature, types.void)
@@ -64,8 +80,8 @@ def _prepare():
         raise ImportError(
             f"kernels are compiled by {VERSION}, found {installed}: pip install 'kvcache_dpex[jit]'"
         )
-    # numba registers `range`, builtins and number operators on import, which a compile alone skips.
-    from numba.cpython import builtins, numbers, rangeobj  # noqa: F401
+    # numba registers `range`, tuples, builtins and number operators on import, which a compile alone skips.
+    from numba.cpython import builtins, numbers, rangeobj, tupleobj  # noqa: F401
 
     return numba_dpex
 
@@ -74,14 +90,6 @@ def _llvm_spirv_options() -> int:
     from numba_dpex.kernel_api_impl.spirv.target import LLVM_SPIRV_ARGS
 
     return LLVM_SPIRV_ARGS
-
-
-def _numba_type(argument: str):
-    from numba.core import types
-
-    if argument.endswith("*"):
-        return types.CPointer(getattr(types, argument[:-1]), addrspace=1)
-    return getattr(types, argument)
 
 
 def _clean(text: str, mangled: str, entry: str):

@@ -21,10 +21,11 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from . import compiler, spirv
 
+_PACKAGE = __name__.split(".runtime")[0]
 _KERNELS = Path(__file__).parent.parent / "kernels"
 PACKAGED = Path(__file__).parent.parent / "spirv"
 MANIFEST = "manifest.json"
@@ -37,7 +38,7 @@ class Module(NamedTuple):
     name: str
     identity: str
     arguments: tuple[str, ...]
-    dimensions: int
+    index_space: str
     binary: bytes
     origin: str
 
@@ -54,7 +55,7 @@ class Signature(NamedTuple):
     name: str
     identity: str
     arguments: tuple[str, ...]
-    dimensions: int
+    index_space: str
 
 
 @functools.cache
@@ -98,11 +99,11 @@ def load(function: Callable, **types: str) -> Module:
 def signature(function: Callable, **types: str) -> Signature:
     """Name, identity and argument types of a kernel for a choice of its type variables."""
     annotations = list(function.__annotations__.items())
-    dimensions = int(annotations[0][1].removeprefix("item[").removesuffix("]"))
+    index_space = annotations[0][1]
     arguments = tuple(_bind(text, types) for _, text in annotations[1:])
-    text = "\n".join((compiler.fingerprint(), str(dimensions), *arguments, *_sources(function)))
+    text = "\n".join((compiler.fingerprint(), index_space, *arguments, *_sources(function)))
     name = "-".join((function.__name__, *types.values()))
-    return Signature(name, hashlib.sha256(text.encode()).hexdigest(), arguments, dimensions)
+    return Signature(name, hashlib.sha256(text.encode()).hexdigest(), arguments, index_space)
 
 
 def compile_signature(function: Callable, wanted: Signature) -> bytes:
@@ -111,7 +112,7 @@ def compile_signature(function: Callable, wanted: Signature) -> bytes:
 
     with Console(stderr=True).status(f"compiling kernel {wanted.name}"):
         return compiler.compile_kernel(
-            function, wanted.dimensions, wanted.arguments, wanted.name.replace("-", "_")
+            function, wanted.index_space, wanted.arguments, wanted.name.replace("-", "_"), _helpers(function)
         )
 
 
@@ -164,7 +165,7 @@ def build_package() -> list[Module]:
         module.name: {
             "identity": module.identity,
             "sha256": hashlib.sha256(module.binary).hexdigest(),
-            "dimensions": module.dimensions,
+            "index_space": module.index_space,
             "arguments": module.arguments,
             "capabilities": spirv.capabilities(module.binary),
         }
@@ -219,17 +220,30 @@ def _bind(text: str, types: dict[str, str]) -> str:
     return types.get(name, name) + text[len(name) :]
 
 
-def _sources(function: Callable, seen: tuple = ()) -> list[str]:
-    """Source of a function and, in order of name, of everything global that it uses."""
-    sources = [inspect.getsource(function)]
+def _uses(function: Callable) -> list[tuple[str, Any]]:
+    """Name and value of everything global that a function uses, in order of name."""
     used = inspect.getclosurevars(function)
-    for name, value in sorted({**used.globals, **used.nonlocals}.items()):
-        if isinstance(value, FunctionType):
-            if value not in seen:
-                sources += _sources(value, (*seen, function, value))
-        elif isinstance(value, ModuleType):
-            if value.__name__.startswith(__package__.split(".")[0]):
-                sources.append(inspect.getsource(value))
-        else:
-            sources.append(f"{name} = {type(value).__name__}({value})")
+    return sorted({**used.globals, **used.nonlocals}.items())
+
+
+def _helpers(function: Callable) -> tuple[Callable, ...]:
+    """The plain functions that a kernel calls, directly or through one another."""
+    found: dict[Callable, None] = {}
+    for _, value in _uses(function):
+        if isinstance(value, FunctionType) and value is not function:
+            found.update(dict.fromkeys((*_helpers(value), value)))
+    return tuple(found)
+
+
+def _sources(function: Callable) -> list[str]:
+    """Source of a function, of its helpers and of the package's modules, and every constant that they use."""
+    sources = []
+    for part in (function, *_helpers(function)):
+        sources.append(inspect.getsource(part))
+        for name, value in _uses(part):
+            if isinstance(value, ModuleType):
+                if value.__name__.startswith(f"{_PACKAGE}."):
+                    sources.append(inspect.getsource(value))
+            elif not isinstance(value, FunctionType):
+                sources.append(f"{name} = {type(value).__name__}({value})")
     return sources

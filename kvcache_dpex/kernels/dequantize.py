@@ -1,0 +1,41 @@
+"""Decode blocks of int8 codes, four values an item."""
+
+import numpy as np
+
+from . import device
+from .int8 import decoded
+
+TYPES = {"value": ("float32", "float16", "bfloat16"), "block": ("int32", "int64")}
+
+
+def dequantize(
+    item: "item[3]",  # (fours of a head, rows of a block, blocks of the result), the first two rounded up
+    codes: "uint32*",  # IN   blocks of `rows` rows of `fours` fours, `codes_block` fours apart
+    scales: "float32*",  # IN   blocks of `rows` scales, `scales_block` apart
+    blocks: "block*",  # IN   which block each block of the result shows; not read unless `listed`
+    out: "value*",  # OUT  blocks of `rows` rows of `fours` fours, one after another
+    listed: "int64",
+    num_blocks: "int64",
+    fours: "int64",
+    rows: "int64",
+    blocks_stride: "int64",
+    codes_block: "int64",
+    scales_block: "int64",
+):
+    """Result block `n` shows block `blocks[n]`, or block `n`; zeros where there is no such block."""
+    four = item.get_id(0)
+    row = item.get_id(1)
+    n = item.get_id(2)
+    if four < fours and row < rows:
+        block = n
+        if listed != 0:
+            block = np.int64(blocks[n * blocks_stride])
+        a, b, c, d = device.unpack4(np.uint32(0))
+        if 0 <= block < num_blocks:
+            scale = scales[block * scales_block + row]
+            a, b, c, d = device.unpack4(codes[block * codes_block + row * fours + four])
+            a = decoded(a, scale)
+            b = decoded(b, scale)
+            c = decoded(c, scale)
+            d = decoded(d, scale)
+        device.store4(out, 4 * ((n * rows + row) * fours + four), a, b, c, d)

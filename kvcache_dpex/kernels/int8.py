@@ -1,0 +1,110 @@
+"""The arithmetic of the int8 cache, which every kernel that quantizes shares.
+
+``scale = absmax / 127`` and ``code = clamp(rint(x / scale), -127, 127)`` with quotients rounded as
+IEEE 754 asks, on devices whose own division may be off by 2.5 units in the last place: a quotient is
+corrected by its remainder (Markstein, "IA-64 and Elementary Functions", 2000, chapter 8).
+"""
+
+import numpy as np
+
+from . import device
+
+INFINITY = np.int32(0x7F800000)
+NAN = np.int32(0x7FC00000)
+# Rows below 2**-60 are lifted by 2**100, exactly, so that no remainder and no reciprocal leaves float32.
+SMALL = np.int32(0x21800000)
+LIFT = np.float32(2.0**100)
+# Below 127 * 2**-126 a scale is a whole number of the least float32; it is then worked out as one.
+TINY = np.int32(0x047E0000)
+LEAST = np.float32(2.0**49)
+ONE = np.float32(1.0)
+ZERO = np.float32(0.0)
+LIMIT = np.float32(127.0)
+INVERSE_LIMIT = np.float32(1.0 / 127.0)
+
+
+def scale_of(absmax):
+    """Scale of a row whose largest magnitude has these bits; the non-finite ones stand for themselves."""
+    if absmax >= INFINITY:
+        scale = device.number(INFINITY if absmax == INFINITY else NAN)
+    elif absmax < TINY:
+        leasts = np.uint32(device.number(absmax) * LIFT * LEAST)
+        twice = np.uint32(np.uint32(2) * leasts + np.uint32(127))
+        scale = device.number(np.int32(twice // np.uint32(254)))
+    else:
+        number = device.number(absmax)
+        quotient = number * INVERSE_LIMIT
+        remainder = device.fma(-quotient, LIMIT, number)
+        scale = device.fma(remainder, INVERSE_LIMIT, quotient)
+    return scale
+
+
+def lift_of(absmax):
+    """The power of two by which a row is multiplied before it is divided."""
+    return LIFT if absmax < SMALL else ONE
+
+
+def inverse_of(absmax, scale):
+    """``1 / scale`` of a lifted row, rounded to nearest; 0 where every code of the row is 0."""
+    if scale == ZERO or absmax >= INFINITY:
+        return ZERO
+    divisor = scale * lift_of(absmax)
+    inverse = device.divide(ONE, divisor)
+    inverse = device.fma(device.fma(-divisor, inverse, ONE), inverse, inverse)
+    return device.fma(device.fma(-divisor, inverse, ONE), inverse, inverse)
+
+
+def rounded(x, lift, divisor, inverse):
+    """The code of a value, as a whole float32; `divisor` is the lifted scale."""
+    value = x * lift if inverse > ZERO else ZERO
+    quotient = value * inverse
+    quotient = device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
+    quotient = device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
+    return device.clamp(device.rint(quotient), -LIMIT, LIMIT)
+
+
+def largest4(a, b, c, d):
+    """Bits of the largest of four magnitudes."""
+    first = device.larger(device.magnitude(a), device.magnitude(b))
+    return device.larger(first, device.larger(device.magnitude(c), device.magnitude(d)))
+
+
+def codes4(a, b, c, d, lift, divisor, inverse):
+    """The codes of four values, in one word."""
+    return device.pack4(
+        rounded(a, lift, divisor, inverse),
+        rounded(b, lift, divisor, inverse),
+        rounded(c, lift, divisor, inverse),
+        rounded(d, lift, divisor, inverse),
+    )
+
+
+def load16(pointer, four, lanes):
+    """Four fours of a row, `lanes` fours apart, so that neighbouring lanes read neighbouring fours."""
+    return (
+        device.load4(pointer, 4 * four)
+        + device.load4(pointer, 4 * (four + lanes))
+        + device.load4(pointer, 4 * (four + 2 * lanes))
+        + device.load4(pointer, 4 * (four + 3 * lanes))
+    )
+
+
+def largest16(x):
+    """Bits of the largest of sixteen magnitudes."""
+    first = device.larger(largest4(x[0], x[1], x[2], x[3]), largest4(x[4], x[5], x[6], x[7]))
+    return device.larger(
+        first, device.larger(largest4(x[8], x[9], x[10], x[11]), largest4(x[12], x[13], x[14], x[15]))
+    )
+
+
+def put16(codes, four, lanes, x, lift, divisor, inverse):
+    """The codes of `load16`'s values, where it found them."""
+    codes[four] = codes4(x[0], x[1], x[2], x[3], lift, divisor, inverse)
+    codes[four + lanes] = codes4(x[4], x[5], x[6], x[7], lift, divisor, inverse)
+    codes[four + 2 * lanes] = codes4(x[8], x[9], x[10], x[11], lift, divisor, inverse)
+    codes[four + 3 * lanes] = codes4(x[12], x[13], x[14], x[15], lift, divisor, inverse)
+
+
+def decoded(code, scale):
+    """``code * scale``; NaN for every code of a row whose scale is not finite, the same on every device."""
+    return code * scale if device.magnitude(scale) < INFINITY else device.number(NAN)

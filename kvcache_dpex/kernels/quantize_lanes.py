@@ -1,0 +1,77 @@
+"""Quantize rows into slots, a few lanes a row and sixteen values a lane: wide loads, a short reduction."""
+
+import numpy as np
+
+from . import device
+from .int8 import inverse_of, largest16, lift_of, load16, put16, scale_of
+
+HALF = device.LOCAL_WORDS // 2  # where the values' part of the work-group's memory begins
+
+TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
+
+
+def quantize_lanes(
+    item: "nditem[3]",  # (lanes of a head, heads, tokens), all three within a work-group, rounded up
+    key: "value*",  # IN   strides count fours, also of the codes
+    value: "value*",  # IN
+    key_codes: "uint32*",  # OUT
+    value_codes: "uint32*",  # OUT
+    key_scales: "float32*",  # OUT
+    value_scales: "float32*",  # OUT
+    slot_mapping: "slot*",  # IN   one slot a token; outside [0, num_slots) the token is skipped
+    num_tokens: "int64",
+    num_kv_heads: "int64",
+    lanes: "int64",
+    num_slots: "int64",
+    slot_stride: "int64",
+    key_token: "int64",
+    key_head: "int64",
+    value_token: "int64",
+    value_head: "int64",
+    key_codes_slot: "int64",
+    key_codes_head: "int64",
+    value_codes_slot: "int64",
+    value_codes_head: "int64",
+    key_scales_slot: "int64",
+    key_scales_head: "int64",
+    value_scales_slot: "int64",
+    value_scales_head: "int64",
+):
+    """Codes and scales of row `token`, head by head, go to slot `slot_mapping[token]`."""
+    lane = item.get_local_id(0)
+    head = item.get_global_id(1)
+    token = item.get_global_id(2)
+    row = item.get_local_id(2) * item.get_local_range(1) + item.get_local_id(1)
+    slot = np.int64(-1)
+    if head < num_kv_heads and token < num_tokens:
+        slot = np.int64(slot_mapping[token * slot_stride])
+    written = 0 <= slot < num_slots
+    # A lane without a row reads row 0 and writes nothing: every item must come to the barrier.
+    from_head = head if written else 0
+    from_token = token if written else 0
+    k = load16(key, from_token * key_token + from_head * key_head + lane, lanes)
+    v = load16(value, from_token * value_token + from_head * value_head + lane, lanes)
+    device.put_local(row * lanes + lane, largest16(k))
+    device.put_local(HALF + row * lanes + lane, largest16(v))
+    device.barrier()
+    key_absmax = device.get_local(row * lanes)
+    value_absmax = device.get_local(HALF + row * lanes)
+    other = row * lanes + 1
+    while other < (row + 1) * lanes:
+        key_absmax = device.larger(key_absmax, device.get_local(other))
+        value_absmax = device.larger(value_absmax, device.get_local(HALF + other))
+        other += 1
+    if written:
+        key_scale = scale_of(key_absmax)
+        value_scale = scale_of(value_absmax)
+        if lane == 0:
+            key_scales[slot * key_scales_slot + head * key_scales_head] = key_scale
+            value_scales[slot * value_scales_slot + head * value_scales_head] = value_scale
+        lift = lift_of(key_absmax)
+        inverse = inverse_of(key_absmax, key_scale)
+        to = slot * key_codes_slot + head * key_codes_head + lane
+        put16(key_codes, to, lanes, k, lift, key_scale * lift, inverse)
+        lift = lift_of(value_absmax)
+        inverse = inverse_of(value_absmax, value_scale)
+        to = slot * value_codes_slot + head * value_codes_head + lane
+        put16(value_codes, to, lanes, v, lift, value_scale * lift, inverse)

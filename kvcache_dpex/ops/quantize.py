@@ -1,0 +1,204 @@
+"""reshape_and_cache_quant: new keys and values land as int8 codes with a scale for each token and head."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from ..kernels.quantize_any import quantize_any
+from ..kernels.quantize_group import quantize_group
+from ..kernels.quantize_lanes import quantize_lanes
+from ..layout import uniform_slot_stride
+from ..runtime import launch, store
+from ..runtime.arrays import Operand, read, read_output
+from . import validate
+from .geometry import group_limit, lane_groups
+
+_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+
+
+def reshape_and_cache_quant(
+    key: Any,
+    value: Any,
+    kq: Any,
+    vq: Any,
+    ks: Any,
+    vs: Any,
+    slot_mapping: Any,
+    *,
+    dtype: Any = None,
+    check_slots: bool = False,
+) -> None:
+    """Quantize row ``token`` of `key` and `value` into slot ``slot_mapping[token]``, in place.
+
+    For each token and head, ``scale = max|x| / 127`` and ``code = clamp(rint(x / scale), -127, 127)`` in
+    float32, with IEEE division and ties to even, on every device. A row of zeros, or one whose scale
+    underflows to 0, gives codes 0 and scale 0. A row with NaN or infinity gives codes 0 and that as its
+    scale, so that it decodes to NaN, and no other row does.
+
+    Parameters
+    ----------
+    key, value : [num_tokens, num_kv_heads, head_size], float32, float16 or bfloat16
+        New rows of any strides; `value` may have a head size of its own.
+    kq, vq : [num_blocks, block_size, num_kv_heads, head_size], int8
+        Codes, changed in place.
+    ks, vs : [num_blocks * block_size, num_kv_heads], float32
+        Scales by slot, changed in place; ``[num_blocks, block_size, num_kv_heads]`` is accepted.
+    slot_mapping : [num_tokens], int32 or int64
+        As for `reshape_and_cache`: negative slots skip, slots beyond the capacity are never written.
+    dtype
+        ``"bfloat16"`` where `key` and `value` are uint16 arrays that hold bfloat16 bits.
+    check_slots
+        Read the slots back first and raise where one is too large or appears twice.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        As `reshape_and_cache` does; nothing is then written.
+
+    Notes
+    -----
+    The peers' formulas differ: vLLM rounds half away from zero by a reciprocal and floors the scale at
+    1e-6. Readers that multiply code and scale take either.
+
+    Examples
+    --------
+    >>> import kvcache_dpex as kv
+    >>> import dpnp
+    >>> kq, vq, ks, vs = kv.empty_quant_cache(4, 16, 8, 128)
+    >>> key = dpnp.ones((2, 8, 128), dtype="float32", sycl_queue=ks.sycl_queue)
+    >>> slots = dpnp.asarray([17, -1], sycl_queue=ks.sycl_queue)
+    >>> kv.reshape_and_cache_quant(key, 2 * key, kq, vq, ks, vs, slots)
+    >>> int(dpnp.asnumpy(kq)[1, 1, 0, 0]), float(127 * ks[17, 0])
+    (127, 1.0)
+    """
+    launch.refuse_after_fork()
+    key_at, k = read(key, "key")
+    value_at, v = read(value, "value")
+    kq_at, kq_is = read_output(kq, "kq")
+    vq_at, vq_is = read_output(vq, "vq")
+    ks_at, ks_is = read_output(ks, "ks")
+    vs_at, vs_is = read_output(vs, "vs")
+    slots_at, slots = read(slot_mapping, "slot_mapping")
+    misaligned = (key_at | value_at) % 16 != 0 or (kq_at | vq_at) % 4 != 0
+    geometry = (k, v, kq_is, vq_is, ks_is, vs_is, slots, dtype, misaligned, kq_at == vq_at, ks_at == vs_at)
+    prepared = _launches.get(geometry)
+    if prepared is None:
+        prepared = _launches[geometry] = _prepare(*geometry)
+    if check_slots:
+        validate.slot_values(slot_mapping, kq_is[0][0] * kq_is[0][1])
+    prepared(
+        (key_at, value_at, kq_at, vq_at, ks_at, vs_at, slots_at),
+        (key, value, kq, vq, ks, vs, slot_mapping),
+    )
+
+
+def _prepare(
+    key: tuple,
+    value: tuple,
+    key_codes: tuple,
+    value_codes: tuple,
+    key_scales: tuple,
+    value_scales: tuple,
+    slot_mapping: tuple,
+    dtype: Any,
+    misaligned: bool,
+    same_codes: bool,
+    same_scales: bool,
+) -> Callable[[tuple[int, ...], Any], None]:
+    """The launch for one geometry, once it is known to be right."""
+    k, v, kq, vq = Operand(*key), Operand(*value), Operand(*key_codes), Operand(*value_codes)
+    slots = Operand(*slot_mapping)
+    validate.rows(k, v)
+    value_type = validate.float_type("key", k, dtype)
+    if v.dtype != k.dtype:
+        raise TypeError(f"`value` must have the dtype of `key`, {k.dtype_name}, got {v.dtype_name}")
+    for name, codes, rows_name, rows in (("kq", kq, "key", k), ("vq", vq, "value", v)):
+        validate.cache(name, codes, rows_name, rows)
+        validate.codes(name, codes)
+    validate.same_slots("vq", vq, "kq", kq)
+    ks = validate.scales("ks", Operand(*key_scales), "kq", kq)
+    vs = validate.scales("vs", Operand(*value_scales), "vq", vq)
+    for same, name, other in ((same_codes, "vq", "kq"), (same_scales, "vs", "ks")):
+        if same and 0 not in kq.shape:
+            raise ValueError(f"`{name}` must not be the memory of `{other}`")
+    validate.slots(slots, k.shape[0])
+    validate.same_queue(key=k, value=v, kq=kq, vq=vq, ks=ks, vs=vs, slot_mapping=slots)
+    if slots.shape[0] == 0 or 0 in kq.shape[:3]:
+        return launch.nothing
+    fast = None if misaligned else _in_fours(k, v, kq, vq, ks, vs, slots, value_type)
+    return fast or _any(k, v, kq, vq, ks, vs, slots, value_type)
+
+
+def _in_fours(
+    k: Operand,
+    v: Operand,
+    kq: Operand,
+    vq: Operand,
+    ks: Operand,
+    vs: Operand,
+    slots: Operand,
+    value_type: str,
+) -> launch.Launch | None:
+    """Heads of whole fours in evenly spaced slots; None if not so, or where a work-group is too small."""
+    if v.shape != k.shape or any(operand.strides[-1] != 1 for operand in (k, v, kq, vq)):
+        return None
+    num_tokens, num_kv_heads, head_size = slots.shape[0], *k.shape[1:]
+    fours = [k.strides[0], k.strides[1], v.strides[0], v.strides[1]]
+    scale_strides = []
+    for codes, scales in ((kq, ks), (vq, vs)):
+        codes_slot = uniform_slot_stride(codes.shape, codes.strides)
+        scales_slot = uniform_slot_stride(scales.shape, scales.strides)
+        if codes_slot is None or scales_slot is None:
+            return None
+        fours += [codes_slot, codes.strides[2]]
+        scale_strides += [scales_slot, scales.strides[2]]
+    if head_size == 0 or any(count % 4 for count in (head_size, *fours)):
+        return None
+    device = k.queue.sycl_device
+    num_slots = kq.shape[0] * kq.shape[1]
+    strides = (num_slots, slots.strides[0], *(stride // 4 for stride in fours), *scale_strides)
+    if device.is_cpu and head_size // 4 <= group_limit(device):
+        module = store.load(quantize_group, value=value_type, slot=slots.dtype_name)
+        group = (head_size // 4, 1, 1)
+        return launch.Launch(module, k.queue, strides, (group[0], num_kv_heads, num_tokens), group)
+    if not device.is_cpu and head_size % 16 == 0 and head_size // 16 <= 32:
+        module = store.load(quantize_lanes, value=value_type, slot=slots.dtype_name)
+        lanes = head_size // 16
+        scalars = (num_tokens, num_kv_heads, lanes, *strides)
+        return launch.Launch(module, k.queue, scalars, *lane_groups(lanes, num_kv_heads, num_tokens))
+    return None
+
+
+def _any(
+    k: Operand,
+    v: Operand,
+    kq: Operand,
+    vq: Operand,
+    ks: Operand,
+    vs: Operand,
+    slots: Operand,
+    value_type: str,
+) -> launch.Launch:
+    """Any sizes and strides, a work-group for each token and head."""
+    if kq.shape[0] * kq.shape[1] > 2**32:
+        raise ValueError(
+            "`kq` must have at most 2**32 slots unless its heads are contiguous multiples of 4 values, "
+            f"got {kq.shape[0]} blocks of {kq.shape[1]}"
+        )
+    lanes = max(1, min(max(k.shape[2], v.shape[2]), group_limit(k.queue.sycl_device)))
+    scalars = (
+        lanes,
+        kq.shape[0] * kq.shape[1],
+        kq.shape[1],
+        k.shape[2],
+        v.shape[2],
+        slots.strides[0],
+        *k.strides,
+        *v.strides,
+        *kq.strides,
+        *vq.strides,
+        *ks.strides,
+        *vs.strides,
+    )
+    module = store.load(quantize_any, value=value_type, slot=slots.dtype_name)
+    return launch.Launch(module, k.queue, scalars, (lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1))

@@ -1,0 +1,258 @@
+"""What `kernels.device` becomes in SPIR-V: types and LLVM for each of its functions.
+
+Imported by `compiler` alone, once numba-dpex is there. A helper of a kernel file is compiled from
+its Python; only what Python cannot say is spelled out here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.extending import overload
+from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
+
+from ..kernels import device
+
+_TARGET = "spirv"
+_i8, _i32, _i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_half, _float, _float4 = ir.HalfType(), ir.FloatType(), ir.VectorType(ir.FloatType(), 4)
+_quad = types.UniTuple(types.float32, 4)
+_bfloat16, _float16 = types.int16, types.uint16
+
+
+def numba_type(argument: str) -> Any:
+    """numba's type for an annotation such as ``"float16*"`` or ``"int64"``."""
+    if not argument.endswith("*"):
+        return getattr(types, argument)
+    bits = {"float16": _float16, "bfloat16": _bfloat16}
+    element = argument[:-1]
+    return types.CPointer(bits.get(element) or getattr(types, element), addrspace=1)
+
+
+@functools.lru_cache(maxsize=None)
+def allow_helper(function: Callable) -> None:
+    """Let kernels call a plain Python function, compiled into them."""
+
+    def choose(*arguments):
+        return function
+
+    choose.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    overload(function, target=_TARGET)(choose)
+
+
+def _lower(function: Callable, result: Any) -> Callable:
+    """Make `body(builder, types, *values)` the LLVM of a device function."""
+
+    def register(body: Callable) -> Callable:
+        def define(context, *arguments):
+            def generate(context, builder, signature, values):
+                # Whole numbers and indices arrive as wide as numba made them.
+                return body(builder, signature.args, *values)
+
+            return result(*arguments), generate
+
+        own = inspect.signature(define).parameters["context"]
+        parameters = [own, *inspect.signature(function).parameters.values()]
+        define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        template = make_intrinsic_template(
+            function, define, function.__name__, prefer_literal=False, kwargs={"target": _TARGET}
+        )
+        infer(template)
+        infer_global(function, types.Function(template))
+        return body
+
+    return register
+
+
+def _call(builder, name: str, result: ir.Type, *values):
+    """Call an external function; llvm-spirv turns ``__spirv_`` names into instructions."""
+    kind = ir.FunctionType(result, [value.type for value in values])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    function.calling_convention = "spir_func"
+    return builder.call(function, values, cconv="spir_func")
+
+
+def _int32(value: int):
+    return ir.Constant(_i32, value)
+
+
+def _address(builder, pointer, index):
+    return builder.gep(pointer, [index])
+
+
+def _half_pointer(builder, pointer):
+    return builder.bitcast(pointer, ir.PointerType(_half, addrspace=1))
+
+
+def _widen(builder, bits):
+    """bfloat16 bits as float32."""
+    return builder.bitcast(builder.shl(builder.zext(bits, _i32), _int32(16)), _float)
+
+
+def _narrow(builder, value):
+    """float32 as bfloat16 bits: to nearest even, NaN kept."""
+    bits = builder.bitcast(value, _i32)
+    high = builder.lshr(bits, _int32(16))
+    rounded = builder.add(bits, builder.add(builder.and_(high, _int32(1)), _int32(0x7FFF)))
+    is_nan = builder.icmp_unsigned(">", builder.and_(bits, _int32(0x7FFFFFFF)), _int32(0x7F800000))
+    return builder.trunc(builder.select(is_nan, high, builder.lshr(rounded, _int32(16))), ir.IntType(16))
+
+
+def _tuple(builder, values):
+    return cgutils.pack_array(builder, values)
+
+
+@_lower(device.load, types.float32)
+def _load(builder, kinds, pointer, index):
+    if kinds[0].dtype == _float16:
+        name = "_Z22__spirv_ocl_vload_halfmPU3AS1Dh"
+        return _call(builder, name, _float, index, _half_pointer(builder, pointer))
+    value = builder.load(_address(builder, pointer, index))
+    return _widen(builder, value) if kinds[0].dtype == _bfloat16 else value
+
+
+@_lower(device.load4, _quad)
+def _load4(builder, kinds, pointer, index):
+    if kinds[0].dtype == _float16:
+        fours = builder.lshr(index, ir.Constant(_i64, 2))
+        name = "_Z23__spirv_ocl_vload_halfnmPU3AS1Dhi"
+        four = _call(builder, name, _float4, fours, _half_pointer(builder, pointer), _int32(4))
+        return _tuple(builder, [builder.extract_element(four, _int32(lane)) for lane in range(4)])
+    if kinds[0].dtype == _bfloat16:
+        pair = builder.bitcast(pointer, ir.PointerType(_i32, addrspace=1))
+        at = builder.lshr(index, ir.Constant(_i64, 1))
+        halves = []
+        for word in [
+            builder.load(_address(builder, pair, at)),
+            builder.load(_address(builder, pair, builder.add(at, ir.Constant(_i64, 1)))),
+        ]:
+            halves += [builder.shl(word, _int32(16)), builder.and_(word, _int32(0xFFFF0000))]
+        return _tuple(builder, [builder.bitcast(bits, _float) for bits in halves])
+    lanes = [builder.add(index, ir.Constant(_i64, lane)) for lane in range(4)]
+    return _tuple(builder, [builder.load(_address(builder, pointer, lane)) for lane in lanes])
+
+
+@_lower(device.store, types.void)
+def _store(builder, kinds, pointer, index, value):
+    if kinds[0].dtype == _float16:
+        name = "_Z25__spirv_ocl_vstore_half_rfmPU3AS1Dhi"
+        _call(builder, name, ir.VoidType(), value, index, _half_pointer(builder, pointer), _int32(0))
+    else:
+        if kinds[0].dtype == _bfloat16:
+            value = _narrow(builder, value)
+        builder.store(value, _address(builder, pointer, index))
+
+
+@_lower(device.store4, types.void)
+def _store4(builder, kinds, pointer, index, *values):
+    if kinds[0].dtype == _float16:
+        four = ir.Constant(_float4, ir.Undefined)
+        for lane, value in enumerate(values):
+            four = builder.insert_element(four, value, _int32(lane))
+        fours = builder.lshr(index, ir.Constant(_i64, 2))
+        name = "_Z26__spirv_ocl_vstore_halfn_rDv4_fmPU3AS1Dhi"
+        _call(builder, name, ir.VoidType(), four, fours, _half_pointer(builder, pointer), _int32(0))
+        return
+    if kinds[0].dtype == _bfloat16:
+        values = [_narrow(builder, value) for value in values]
+    lanes = [builder.add(index, ir.Constant(_i64, lane)) for lane in range(4)]
+    for lane, value in zip(lanes, values):
+        builder.store(value, _address(builder, pointer, lane))
+
+
+@_lower(device.magnitude, types.int32)
+def _magnitude(builder, kinds, x):
+    return builder.and_(builder.bitcast(x, _i32), _int32(0x7FFFFFFF))
+
+
+@_lower(device.number, types.float32)
+def _number(builder, kinds, bits):
+    return builder.bitcast(builder.trunc(bits, _i32) if bits.type.width > 32 else bits, _float)
+
+
+@_lower(device.larger, types.int32)
+def _larger(builder, kinds, a, b):
+    return builder.select(builder.icmp_signed(">", a, b), a, b)
+
+
+@_lower(device.fma, types.float32)
+def _fma(builder, kinds, x, y, z):
+    return _call(builder, "_Z15__spirv_ocl_fmafff", _float, x, y, z)
+
+
+@_lower(device.divide, types.float32)
+def _divide(builder, kinds, x, y):
+    return builder.fdiv(x, y)
+
+
+@_lower(device.rint, types.float32)
+def _rint(builder, kinds, x):
+    return _call(builder, "_Z16__spirv_ocl_rintf", _float, x)
+
+
+@_lower(device.clamp, types.float32)
+def _clamp(builder, kinds, x, low, high):
+    above = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    return builder.select(builder.fcmp_ordered(">", above, high), high, above)
+
+
+@_lower(device.pack4, types.uint32)
+def _pack4(builder, kinds, *values):
+    word = _int32(0)
+    for lane, value in enumerate(values):
+        byte = builder.and_(builder.fptosi(value, _i32), _int32(0xFF))
+        word = builder.or_(word, builder.shl(byte, _int32(8 * lane)))
+    return word
+
+
+@_lower(device.unpack4, _quad)
+def _unpack4(builder, kinds, word):
+    def lane(number):
+        code = builder.ashr(builder.shl(word, _int32(24 - 8 * number)), _int32(24))
+        return builder.sitofp(code, _float)
+
+    return _tuple(builder, [lane(number) for number in range(4)])
+
+
+@_lower(device.code, types.int8)
+def _code(builder, kinds, value):
+    return builder.trunc(builder.fptosi(value, _i32), _i8)
+
+
+@_lower(device.group_larger, types.int32)
+def _group_larger(builder, kinds, bits):
+    work_group, reduce = _int32(2), _int32(0)
+    return _call(builder, "_Z17__spirv_GroupSMaxjji", _i32, work_group, reduce, bits)
+
+
+@_lower(device.barrier, types.void)
+def _barrier(builder, kinds):
+    work_group, local_memory = _int32(2), _int32(0x100 | 0x10)  # work-group memory, sequentially consistent
+    _call(builder, "_Z22__spirv_ControlBarrierjjj", ir.VoidType(), work_group, work_group, local_memory)
+
+
+@_lower(device.put_local, types.void)
+def _put_local(builder, kinds, index, bits):
+    builder.store(bits, _local_element(builder, index))
+
+
+@_lower(device.get_local, types.int32)
+def _get_local(builder, kinds, index):
+    return builder.load(_local_element(builder, index))
+
+
+def _local_element(builder, index):
+    """Element of the work-group's own memory, which all items of the group share."""
+    name = "work_group_memory"
+    memory = builder.module.globals.get(name)
+    if memory is None:
+        kind = ir.ArrayType(_i32, device.LOCAL_WORDS)
+        memory = ir.GlobalVariable(builder.module, kind, name, addrspace=3)
+        memory.linkage = "internal"
+        memory.initializer = ir.Constant(kind, ir.Undefined)
+        memory.align = 4
+    return builder.gep(memory, [ir.Constant(_i64, 0), index])
