@@ -1,12 +1,13 @@
-"""What the tests share: caches filled with a sentinel, compared whole and byte by byte."""
+"""Fixtures of all tests: the best device's queue, and each way to run a kernel."""
 
-import numpy as np
+import functools
+
 import pytest
 
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
-from kvcache_dpex.runtime import arrays, devices
-
-SENTINEL = 0xA5
+from helpers import PlainLaunch
+from kvcache_dpex.ops import write
+from kvcache_dpex.runtime import compiler, devices, launch, store
 
 
 @pytest.fixture(scope="session")
@@ -15,27 +16,45 @@ def queue():
     return devices.queue_for()
 
 
-def sentinel(shape, dtype):
-    """An array whose every byte is the sentinel."""
-    array = np.empty(shape, dtype)
-    array.view(np.uint8).reshape(-1)[:] = SENTINEL
-    return array
+@pytest.fixture(scope="session", autouse=True)
+def own_cache_folder(tmp_path_factory):
+    """Modules that a test compiles stay out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVCACHE_DPEX_CACHE", str(tmp_path_factory.mktemp("modules")))
+        yield
 
 
-def random_bits(rng, shape, dtype):
-    """Every bit pattern, NaN payloads included."""
-    dtype = np.dtype(dtype)
-    count = int(np.prod(shape)) * dtype.itemsize
-    return rng.integers(0, 256, count, dtype=np.uint8).view(dtype).reshape(shape)
+@functools.cache
+def packaged(function, **types):
+    """A kernel's packaged module, and no other."""
+    module = store.packaged(store.signature(function, **types))
+    assert module is not None, "the package is out of date: python -m kvcache_dpex kernels build"
+    return module
 
 
-def to_device(array, queue, usm_type="device"):
-    """A usm_ndarray with the values of a NumPy array, strides and all kept where they matter."""
-    tensor = arrays.tensor_module()
-    return tensor.asarray(array, sycl_queue=queue, usm_type=usm_type)
+@functools.cache
+def compiled(function, **types):
+    """A kernel's module, compiled now whatever is packaged or cached."""
+    wanted = store.signature(function, **types)
+    return store.Module(*wanted, store.compile_signature(function, wanted), "compiled")
 
 
-def to_bytes(array):
-    """The bytes of a device or host array, element by element."""
-    host = array if isinstance(array, np.ndarray) else arrays.to_numpy(array)
-    return np.ascontiguousarray(host).view(np.uint8)
+_built_from_source = {}
+
+
+RUNNERS = ["plain", "packaged", *(["compiled"] if compiler.available() else [])]
+
+
+@pytest.fixture(params=RUNNERS)
+def runner(request, monkeypatch, queue):
+    """Kernels as plain Python, as packaged SPIR-V and, where numba-dpex is installed, compiled now."""
+    monkeypatch.setattr(write, "_launches", {})
+    if request.param == "plain":
+        if not queue.sycl_device.is_cpu:
+            pytest.skip("plain Python reads the memory of the CPU device only")
+        monkeypatch.setattr(launch, "Launch", PlainLaunch)
+    else:
+        monkeypatch.setattr(store, "load", {"packaged": packaged, "compiled": compiled}[request.param])
+    if request.param == "compiled":
+        monkeypatch.setattr(launch, "_built", _built_from_source)
+    return request.param

@@ -1,0 +1,182 @@
+"""Runs a kernel as plain Python over NumPy memory: no device, no compiler, and a debugger works.
+
+Every access is checked: an index outside of the memory raises, where a device would read or destroy
+whatever lies there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Callable
+
+import numpy as np
+
+from ..kernels import device
+
+_PATIENCE = 30  # seconds that an item waits at a barrier that another item never reaches
+
+
+class Pointer:
+    """Memory as a kernel sees it: element 0 is element `start` of a one-dimensional array.
+
+    >>> pointer = Pointer(np.arange(10), start=4)
+    >>> pointer[3], pointer[-4]
+    (7, 0)
+    """
+
+    def __init__(self, memory: np.ndarray, start: int = 0) -> None:
+        if memory.ndim != 1 or not memory.flags.c_contiguous:
+            raise ValueError(
+                f"`memory` must be one-dimensional and contiguous, got shape {list(memory.shape)} and "
+                f"strides {list(memory.strides)}; for a view, pass the array that it looks at and `start`"
+            )
+        self.memory = memory
+        self.start = start
+
+    def __repr__(self) -> str:
+        return f"<pointer to element {self.start} of {self.memory.size} {self.memory.dtype}>"
+
+    def __getitem__(self, index: int) -> Any:
+        return self.memory[self._place(index)]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self.memory[self._place(index)] = value
+
+    def _place(self, index: int) -> int:
+        place = self.start + int(index)
+        if not 0 <= place < self.memory.size:
+            raise IndexError(f"index {index} of {self!r} lies outside of its memory")
+        return place
+
+
+class Item:
+    """Where one item stands: in the whole index space, and in its work-group."""
+
+    def __init__(self, place: Sequence[int], local_size: Sequence[int]) -> None:
+        self._place = place
+        self._local_size = local_size
+
+    def get_id(self, axis: int) -> Any:
+        return np.int64(self._place[axis])
+
+    get_global_id = get_id
+
+    def get_local_id(self, axis: int) -> Any:
+        return np.int64(self._place[axis] % self._local_size[axis])
+
+    def get_local_range(self, axis: int) -> Any:
+        return np.int64(self._local_size[axis])
+
+    def get_group(self) -> Item:
+        return self
+
+    def get_group_id(self, axis: int) -> Any:
+        return np.int64(self._place[axis] // self._local_size[axis])
+
+
+def simulate(
+    kernel: Callable,
+    global_size: Sequence[int],
+    pointers: Sequence[Any],
+    scalars: Sequence[Any] = (),
+    local_size: Sequence[int] | None = None,
+) -> None:
+    """Run `kernel` for every item of an index space, one work-group after the other.
+
+    Parameters
+    ----------
+    kernel
+        A kernel as the `kernels` folder describes them.
+    global_size
+        Items along each axis, axis 0 (the fast one) first.
+    pointers
+        A contiguous NumPy array, or a `Pointer`, for each pointer argument.
+    scalars
+        A number for each scalar argument.
+    local_size
+        Items of a work-group along each axis, for a kernel of ``"nditem"``; its items run in threads.
+
+    Examples
+    --------
+    >>> def double(item: "item[1]", data: "word*", size: "int64"):
+    ...     if item.get_id(0) < size:
+    ...         data[item.get_id(0)] = 2 * data[item.get_id(0)]
+    >>> data = np.arange(4)
+    >>> simulate(double, [16], [data], [3])
+    >>> data
+    array([0, 2, 4, 3])
+    """
+    (_, space), *parameters = kernel.__annotations__.items()
+    values = [*pointers, *scalars]
+    if len(values) != len(parameters):
+        names = ", ".join(name for name, _ in parameters)
+        raise TypeError(f"{kernel.__name__} takes {len(parameters)} arguments ({names}), got {len(values)}")
+    kind, axes = space.removesuffix("]").split("[")
+    if len(global_size) != int(axes):
+        raise ValueError(
+            f"`global_size` must have {axes} axes for {kernel.__name__}, got {list(global_size)}"
+        )
+    arguments = [_argument(name, text, value) for (name, text), value in zip(parameters, values)]
+    local_size = [1] * int(axes) if local_size is None else local_size
+    counts = [items // local for items, local in zip(global_size, local_size)]
+    if any(count * local != items for count, local, items in zip(counts, local_size, global_size)):
+        raise ValueError(
+            f"`global_size` must be whole work-groups of {list(local_size)}, got {list(global_size)}"
+        )
+    for group in _places(counts):
+        starts = [place * local for place, local in zip(group, local_size)]
+        items = [
+            Item([start + step for start, step in zip(starts, offset)], local_size)
+            for offset in _places(local_size)
+        ]
+        if kind == "nditem":
+            _run_together(kernel, items, arguments)
+        else:
+            for item in items:
+                kernel(item, *arguments)
+
+
+def _argument(name: str, text: str, value: Any) -> Any:
+    """A value as the kernel's annotation wants it."""
+    if not text.endswith("*"):
+        return np.dtype(text).type(value)
+    if not isinstance(value, Pointer):
+        if not value.flags.c_contiguous:
+            raise ValueError(f"`{name}` must be contiguous or a Pointer, got strides {list(value.strides)}")
+        value = Pointer(value.reshape(-1))
+    element = text[:-1]
+    if hasattr(np, element) and value.memory.dtype != element:
+        raise TypeError(f"`{name}` must be {element}, got {value.memory.dtype}")
+    return value
+
+
+def _places(sizes: Sequence[int]) -> Any:
+    """Every place of an index space, axis 0 the fastest."""
+    for place in itertools.product(*(range(size) for size in reversed(sizes))):
+        yield place[::-1]
+
+
+def _run_together(kernel: Callable, items: Sequence[Item], arguments: Sequence[Any]) -> None:
+    """The items of one work-group, each in a thread, so that they can wait for one another."""
+    group = SimpleNamespace(barrier=threading.Barrier(len(items), timeout=_PATIENCE), memory={}, values=[])
+    errors: list[BaseException] = []
+
+    def run(item: Item) -> None:
+        device.current.group = group
+        try:
+            kernel(item, *arguments)
+        except BaseException as error:
+            errors.append(error)
+            group.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(item,)) for item in items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    broken = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if errors:
+        raise (broken or errors)[0]
