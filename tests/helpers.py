@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from kvcache_dpex import reference
-from kvcache_dpex.kernels.scatter import scatter
-from kvcache_dpex.kernels.scatter_strided import scatter_strided
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime import arrays, simulate
+from kvcache_dpex.runtime import arrays, simulate, store
 
 ROOT = Path(__file__).parent.parent
 SENTINEL = 0xA5
-KERNELS = {"scatter": scatter, "scatter_strided": scatter_strided}
+KERNELS = {function.__name__: function for function, _ in store.catalogue()}
 
 
 def sentinel(shape, dtype):
@@ -42,13 +40,6 @@ def to_bytes(array):
 def to_device(array, queue, usm_type="device"):
     """A contiguous usm_ndarray with the values of a NumPy array."""
     return arrays.tensor_module().asarray(array, sycl_queue=queue, usm_type=usm_type)
-
-
-def as_dpnp(usm):
-    """The dpnp array of a usm_ndarray."""
-    from dpnp.dpnp_array import dpnp_array
-
-    return dpnp_array._create_from_usm_ndarray(usm)
 
 
 class Twins:
@@ -123,13 +114,17 @@ class PlainLaunch:
 
     def __init__(self, module, queue, scalars, global_size, local_size):
         self.kernel = KERNELS[module.name.split("-")[0]]
-        self.types = [np.dtype(text[:-1]) for text in module.arguments if text.endswith("*")]
+        elements = [text[:-1] for text in module.arguments if text.endswith("*")]
+        # NumPy has no bfloat16: a kernel takes its bits as int16.
+        self.types = [np.dtype("int16" if element == "bfloat16" else element) for element in elements]
         self.queue, self.scalars, self.global_size = queue, scalars, global_size
+        together = {"barrier", "group_larger"} & set(self.kernel.__code__.co_names)
+        self.local_size = local_size if together else None
 
     def __call__(self, pointers, owners=None):
         self.queue.wait()
         memories = [_checked(*each) for each in zip(pointers, owners, self.types)]
-        simulate.simulate(self.kernel, self.global_size, memories, self.scalars)
+        simulate.simulate(self.kernel, self.global_size, memories, self.scalars, self.local_size)
 
 
 def _checked(address, owner, dtype):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers import as_dpnp, check_write, contiguous_case, random_bits, sentinel, to_bytes, to_device
+from helpers import check_write, contiguous_case, random_bits, sentinel, to_bytes, to_device
 from kvcache_dpex import empty_cache, reshape_and_cache
 from kvcache_dpex.ops import geometry
 from kvcache_dpex.runtime import arrays
@@ -157,7 +157,7 @@ def test_dpnp_arrays(queue, rng, name):
         pytest.skip(f"dpnp {dpnp.__version__} has no {name}; usm_ndarray has, and is tested above")
     base = sentinel((5, 2, 4, 2, 8), name)
     key, value, _, _ = contiguous_case(rng, name)
-    check_write(queue, key, value, base[:, 0], base[:, 1], slots_of(SLOTS), wrap=as_dpnp)
+    check_write(queue, key, value, base[:, 0], base[:, 1], slots_of(SLOTS), wrap=arrays.as_dpnp)
 
 
 def test_a_nan_that_was_there_stays_in_its_slot(queue, rng):

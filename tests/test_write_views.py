@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers import Twins, as_dpnp, check_write, random_bits, sentinel
+from helpers import Twins, check_write, random_bits, sentinel
 from kvcache_dpex import reshape_and_cache
 from kvcache_dpex.runtime import arrays
 
@@ -112,7 +112,7 @@ CACHES = [caches, interleaved, packed, in_turns, hnd, reversed_caches, some_bloc
 def test_views(runner, queue, make_rows, make_caches, dtype, size):
     """A5, A6, A7, A8: rows and caches of every layout, their whole memories compared."""
     rng = np.random.default_rng(5)
-    wrap = as_dpnp if dtype == "float32" else None
+    wrap = arrays.as_dpnp if dtype == "float32" else None
     check_write(queue, *make_rows(rng, dtype, size), *make_caches(dtype, size), SLOTS, wrap=wrap)
 
 

@@ -4,13 +4,12 @@ Every access is checked: an index outside of the memory raises, where a device w
 whatever lies there.
 """
 
-from __future__ import annotations
-
+# Not `from __future__ import annotations`: a kernel's annotations, as in the example, must stay as they are.
 import itertools
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -23,7 +22,7 @@ class Pointer:
     """Memory as a kernel sees it: element 0 is element `start` of a one-dimensional array.
 
     >>> pointer = Pointer(np.arange(10), start=4)
-    >>> pointer[3], pointer[-4]
+    >>> int(pointer[3]), int(pointer[-4])
     (7, 0)
     """
 
@@ -70,7 +69,7 @@ class Item:
     def get_local_range(self, axis: int) -> Any:
         return np.int64(self._local_size[axis])
 
-    def get_group(self) -> Item:
+    def get_group(self) -> "Item":
         return self
 
     def get_group_id(self, axis: int) -> Any:
@@ -82,9 +81,9 @@ def simulate(
     global_size: Sequence[int],
     pointers: Sequence[Any],
     scalars: Sequence[Any] = (),
-    local_size: Sequence[int] | None = None,
+    local_size: Optional[Sequence[int]] = None,
 ) -> None:
-    """Run `kernel` for every item of an index space, one work-group after the other.
+    """Run `kernel` for every item of an index space.
 
     Parameters
     ----------
@@ -97,7 +96,8 @@ def simulate(
     scalars
         A number for each scalar argument.
     local_size
-        Items of a work-group along each axis, for a kernel of ``"nditem"``; its items run in threads.
+        Items of a work-group along each axis, for a kernel whose items work together: they then run at
+        once, each in a thread. Without it they run one after the other.
 
     Examples
     --------
@@ -114,29 +114,24 @@ def simulate(
     if len(values) != len(parameters):
         names = ", ".join(name for name, _ in parameters)
         raise TypeError(f"{kernel.__name__} takes {len(parameters)} arguments ({names}), got {len(values)}")
-    kind, axes = space.removesuffix("]").split("[")
-    if len(global_size) != int(axes):
+    axes = int(space.removesuffix("]").split("[")[1])
+    if len(global_size) != axes:
         raise ValueError(
             f"`global_size` must have {axes} axes for {kernel.__name__}, got {list(global_size)}"
         )
     arguments = [_argument(name, text, value) for (name, text), value in zip(parameters, values)]
-    local_size = [1] * int(axes) if local_size is None else local_size
-    counts = [items // local for items, local in zip(global_size, local_size)]
-    if any(count * local != items for count, local, items in zip(counts, local_size, global_size)):
+    if local_size is None:
+        for place in _places(global_size):
+            kernel(Item(place, global_size), *arguments)
+        return
+    if len(local_size) != axes or any(items % local for items, local in zip(global_size, local_size)):
         raise ValueError(
             f"`global_size` must be whole work-groups of {list(local_size)}, got {list(global_size)}"
         )
-    for group in _places(counts):
+    for group in _places([items // local for items, local in zip(global_size, local_size)]):
         starts = [place * local for place, local in zip(group, local_size)]
-        items = [
-            Item([start + step for start, step in zip(starts, offset)], local_size)
-            for offset in _places(local_size)
-        ]
-        if kind == "nditem":
-            _run_together(kernel, items, arguments)
-        else:
-            for item in items:
-                kernel(item, *arguments)
+        places = ([start + step for start, step in zip(starts, steps)] for steps in _places(local_size))
+        _run_together(kernel, [Item(place, local_size) for place in places], arguments)
 
 
 def _argument(name: str, text: str, value: Any) -> Any:
