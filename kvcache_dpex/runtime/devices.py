@@ -56,10 +56,11 @@ def default_device() -> dpctl.SyclDevice:
     found = load_dpctl().get_devices()
     if not found:
         raise RuntimeError(f"no SYCL device found; {_remedy()}")
-    return min(found, key=_preference)
+    return min(found, key=preference)
 
 
-def _preference(device: dpctl.SyclDevice) -> int:
+def preference(device: dpctl.SyclDevice) -> int:
+    """Order of devices, the best first."""
     if device.is_gpu:
         return 0 if device.backend.name == "level_zero" else 1
     return 2 if device.is_cpu else 3

@@ -151,10 +151,10 @@ def catalogue() -> list[tuple[Callable, dict[str, str]]]:
     return found
 
 
-def build_package() -> list[Module]:
+def build_package(progress: Callable = iter) -> list[Module]:
     """Compile the catalogue into the package and write its manifest; needs numba-dpex."""
     modules = []
-    for function, choice in catalogue():
+    for function, choice in progress(catalogue()):
         wanted = signature(function, **choice)
         modules.append(Module(*wanted, compile_signature(function, wanted), "compiled"))
     for stale in PACKAGED.glob("*.spv"):

@@ -1,0 +1,198 @@
+"""Write on this machine's device and compare every byte with the oracle (the default command)."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any, Callable
+
+import numpy as np
+
+from .. import reference
+from ..runtime import arrays, devices
+
+NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE, NUM_TOKENS = 16, 16, 8, 128, 40
+SENTINEL = 0xA5
+# A quotient near 127 is rounded by up to 2**-18 steps before it becomes a code, and decoding by 2**-17.
+HALF_A_STEP = 0.5 + 3 * 2.0**-18
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help="dpctl filter string, such as level_zero:gpu:0 or cpu")
+    parser.add_argument("--no-timing", action="store_true", help="compare only")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print each validation; 0 where all of them hold."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    queue = devices.queue_for(options.device)
+    device = queue.sycl_device
+    console.print(f"{device.name}, {device.filter_string}, driver {device.driver_version}")
+    failed = 0
+    for number, (claim, differences) in enumerate(validations(queue), start=1):
+        failed += differences != 0
+        mark = "[green]ok[/]" if differences == 0 else f"[red]FAILED[/], {differences} differ"
+        console.print(f"{number}. {claim}: {mark}")
+    if not options.no_timing:
+        console.print(timing(queue))
+    console.print("[red]not every check holds[/]" if failed else "[green]all checks hold[/]")
+    return int(failed > 0)
+
+
+def validations(queue: Any) -> list[tuple[str, int]]:
+    """Each claim with the number of elements that contradict it."""
+    return plain_write(queue) + int8_write(queue)
+
+
+def plain_write(queue: Any) -> list[tuple[str, int]]:
+    """Bit-exact float32 rows, and nothing else changed."""
+    from ..ops.write import reshape_and_cache
+
+    key, value, slots = _rows(np.random.default_rng(0))
+    shape = (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+    expected = [_sentinel(shape, "f4"), _sentinel(shape, "f4")]
+    caches = [_to_device(cache, queue) for cache in expected]
+    reference.reshape_and_cache(key, value, *expected, slots)
+    reshape_and_cache(*(_to_device(array, queue) for array in (key, value)), *caches, _to_device(slots, queue))
+    found = [arrays.to_numpy(cache) for cache in caches]
+
+    written = slots[slots >= 0]
+    rows = [cache.reshape(-1, NUM_KV_HEADS, HEAD_SIZE) for cache in found]
+    untouched = np.setdiff1d(np.arange(NUM_BLOCKS * BLOCK_SIZE), written)
+    return [
+        (
+            f"key: {len(written)} float32 rows read back by index equal the input bit for bit",
+            _differences(rows[0][written], key[slots >= 0]),
+        ),
+        (
+            f"value: {len(written)} float32 rows read back by index equal the input bit for bit",
+            _differences(rows[1][written], value[slots >= 0]),
+        ),
+        (
+            f"{len(untouched)} slots outside slot_mapping keep every byte",
+            sum(_differences(cache[untouched], _sentinel(cache[untouched].shape, "f4")) for cache in rows),
+        ),
+        (
+            f"{(slots < 0).sum()} negative slots are skipped: both whole caches equal the oracle's",
+            sum(_differences(*pair) for pair in zip(found, expected)),
+        ),
+    ]
+
+
+def int8_write(queue: Any) -> list[tuple[str, int]]:
+    """Scales and codes as the formula says, and a round trip within half a step."""
+    from ..ops.dequantize import dequant_cache
+    from ..ops.quantize import reshape_and_cache_quant
+
+    key, value, slots = _rows(np.random.default_rng(1))
+    shape = (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+    scales_shape = (NUM_BLOCKS * BLOCK_SIZE, NUM_KV_HEADS)
+    expected = [
+        _sentinel(shape, "i1"),
+        _sentinel(shape, "i1"),
+        _sentinel(scales_shape, "f4"),
+        _sentinel(scales_shape, "f4"),
+    ]
+    caches = [_to_device(array, queue) for array in expected]
+    reference.reshape_and_cache_quant(key, value, *expected, slots)
+    inputs = [_to_device(array, queue) for array in (key, value)]
+    reshape_and_cache_quant(*inputs, *caches, _to_device(slots, queue))
+    codes_k, codes_v, scales_k, scales_v = (arrays.to_numpy(cache) for cache in caches)
+
+    written = slots[slots >= 0]
+    beyond_half_a_step = 0
+    for codes, scales, rows in ((caches[0], caches[2], key), (caches[1], caches[3], value)):
+        decoded = arrays.to_numpy(dequant_cache(codes, scales)).reshape(-1, NUM_KV_HEADS, HEAD_SIZE)
+        step = arrays.to_numpy(scales)[written][..., None].astype("f8")
+        error = np.abs(decoded[written].astype("f8") - rows[slots >= 0].astype("f8")) / step
+        beyond_half_a_step += int((error > HALF_A_STEP).sum())
+    untouched = np.setdiff1d(np.arange(NUM_BLOCKS * BLOCK_SIZE), written)
+    return [
+        (
+            f"int8: {2 * written.size * NUM_KV_HEADS} scales equal absmax / 127 bit for bit",
+            _differences(scales_k[written], expected[2][written])
+            + _differences(scales_v[written], expected[3][written]),
+        ),
+        (
+            "int8: codes equal round-to-nearest-even with clamping",
+            _differences(codes_k, expected[0]) + _differences(codes_v, expected[1]),
+        ),
+        (
+            f"int8: round trip within half a step for {2 * written.size * NUM_KV_HEADS * HEAD_SIZE} values",
+            beyond_half_a_step,
+        ),
+        (
+            f"int8: {len(untouched)} other slots keep every byte of codes and scales",
+            _differences(scales_k[untouched], expected[2][untouched])
+            + _differences(scales_v[untouched], expected[3][untouched])
+            + _differences(codes_k.reshape(-1, HEAD_SIZE), expected[0].reshape(-1, HEAD_SIZE)),
+        ),
+    ]
+
+
+def timing(queue: Any) -> str:
+    """How long a write of 8 tokens takes beside dpnp's own indexed write, each waited for."""
+    import dpnp
+
+    from ..ops.allocate import empty_cache
+    from ..ops.write import reshape_and_cache
+
+    key_cache, value_cache = empty_cache(NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE, device=queue)
+    key = dpnp.ones((8, NUM_KV_HEADS, HEAD_SIZE), dtype="float32", sycl_queue=queue)
+    slots = dpnp.arange(8, sycl_queue=queue)
+    rows = (NUM_BLOCKS * BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
+    flat_key, flat_value = key_cache.reshape(rows), value_cache.reshape(rows)
+
+    def ours() -> None:
+        reshape_and_cache(key, key, key_cache, value_cache, slots)
+        queue.wait()
+
+    def indexed() -> None:
+        flat_key[slots] = key
+        flat_value[slots] = key
+        queue.wait()
+
+    write, index = _medians(ours, indexed)
+    return (
+        f"8 tokens x {NUM_KV_HEADS} heads x {HEAD_SIZE} float32, keys and values: {write:.0f} us, "
+        f"by dpnp indexing {index:.0f} us ({index / write:.1f} times as long; medians)"
+    )
+
+
+def _medians(*work: Callable[[], None], rounds: int = 10, repeats: int = 10) -> list[float]:
+    """Microseconds of each, a few repeats of one after a few of the other."""
+    times: list[list[float]] = [[] for _ in work]
+    for _ in range(rounds):
+        for function, seconds in zip(work, times):
+            function()
+            for _ in range(repeats):
+                start = time.perf_counter()
+                function()
+                seconds.append(time.perf_counter() - start)
+    return [statistics.median(seconds) * 1e6 for seconds in times]
+
+
+def _rows(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    shape = (NUM_TOKENS, NUM_KV_HEADS, HEAD_SIZE)
+    slots = rng.permutation(NUM_BLOCKS * BLOCK_SIZE)[:NUM_TOKENS]
+    slots[::5] = -1
+    return rng.standard_normal(shape, dtype="f4"), rng.standard_normal(shape, dtype="f4"), slots
+
+
+def _sentinel(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    array = np.empty(shape, dtype)
+    array.view("u1")[...] = SENTINEL
+    return array
+
+
+def _to_device(array: np.ndarray, queue: Any) -> Any:
+    return arrays.tensor_module().asarray(array, sycl_queue=queue)
+
+
+def _differences(found: np.ndarray, expected: np.ndarray) -> int:
+    """Elements of which any bit differs."""
+    size = f"u{found.itemsize}"
+    return int((np.ascontiguousarray(found).view(size) != np.ascontiguousarray(expected).view(size)).sum())

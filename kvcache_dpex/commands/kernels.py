@@ -1,0 +1,32 @@
+"""List the kernels and where their SPIR-V comes from, or compile them into the package."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..runtime import spirv, store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "build"), help="build needs numba-dpex")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a table of the kernels."""
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    if options.action == "build":
+        store.build_package(track)
+    table = Table("kernel", "bytes", "from", "capabilities", title="SPIR-V modules")
+    for function, choice in store.catalogue():
+        try:
+            module = store.load(function, **choice)
+        except ImportError as error:
+            table.add_row(store.signature(function, **choice).name, "", "nowhere", str(error))
+            continue
+        needs = ", ".join(spirv.capabilities(module.binary))
+        table.add_row(module.name, str(len(module.binary)), module.origin, needs)
+    Console().print(table)
+    return 0
