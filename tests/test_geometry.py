@@ -1,0 +1,105 @@
+"""Index spaces, and which kernel and word a write takes."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import Twins, random_bits, sentinel
+from kvcache_dpex.ops import geometry, write
+
+
+@given(
+    fast=st.integers(1, 20000),
+    slow=st.integers(1, 70000),
+    limit=st.sampled_from([1, 8, 64, 256, 500, 512, 1024, 8192]),
+    is_cpu=st.booleans(),
+)
+def test_row_groups(fast, slow, limit, is_cpu):
+    """A40: whole work-groups within the device's limit that cover every item and little more."""
+    device = SimpleNamespace(is_cpu=is_cpu, max_work_group_size=limit)
+    geometry.group_limit.cache_clear()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(geometry, "group_limit", lambda device: device.max_work_group_size)
+            items, local = geometry.row_groups(SimpleNamespace(sycl_device=device), fast, slow)
+    finally:
+        geometry.group_limit.cache_clear()
+    assert local[0] * local[1] <= limit
+    for size, group, wanted in zip(items, local, (fast, slow)):
+        assert size % group == 0
+        assert wanted <= size < wanted + group
+
+
+def launch_of(queue, monkeypatch, *host):
+    """The launch that a write of these arrays makes."""
+    launches = {}
+    monkeypatch.setattr(write, "_launches", launches)
+    twins = Twins(queue)
+    write.reshape_and_cache(*(twins.view(array) for array in host))
+    (launch,) = launches.values()
+    return launch
+
+
+def packed(size, dtype="float16"):
+    base = sentinel((5, 4, 2, 2 * size), dtype)
+    return base[..., :size], base[..., size:]
+
+
+def interleaved(size, dtype="float16"):
+    base = sentinel((5, 2, 4, 2, size), dtype)
+    return base[:, 0], base[:, 1]
+
+
+def separate(size, dtype="float16"):
+    return sentinel((5, 4, 2, size), dtype), sentinel((5, 4, 2, size), dtype)
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "dtype", "kernel"),
+    [
+        (separate, 64, "float16", "scatter-int64"),
+        (separate, 4, "float16", "scatter-int64"),
+        (separate, 8, "int8", "scatter-int64"),
+        (separate, 3, "float32", "scatter_strided-uint64-int64"),
+        (separate, 3, "float16", "scatter_strided-uint32-int64"),
+        (separate, 3, "int8", "scatter_strided-uint16-int64"),
+        (separate, 4, "int8", "scatter_strided-uint64-int64"),
+        (packed, 64, "float16", "scatter_strided-uint64-int64"),
+        (packed, 6, "float16", "scatter_strided-uint32-int64"),
+        (packed, 3, "float16", "scatter_strided-uint16-int64"),
+        (packed, 3, "int8", "scatter_strided-uint8-int64"),
+        (interleaved, 64, "float16", "scatter_strided-uint64-int64"),
+        (interleaved, 5, "complex64", "scatter_strided-uint64-int64"),
+    ],
+    ids=lambda part: getattr(part, "__name__", str(part)),
+)
+def test_widest_word(queue, monkeypatch, make, size, dtype, kernel):
+    """A plain cache takes the fast kernel; others the widest word that sizes and strides allow."""
+    rng = np.random.default_rng(0)
+    rows = random_bits(rng, (3, 2, size), dtype), random_bits(rng, (3, 2, size), dtype)
+    launch = launch_of(queue, monkeypatch, *rows, *make(size, dtype), np.arange(3))
+    assert repr(launch).startswith(f"<launch of {kernel}, global [")
+
+
+def test_one_launch_serves_equal_geometries(queue, monkeypatch):
+    """A45: 200 calls on other arrays and other slots work out one launch, and build and load nothing more."""
+    rng = np.random.default_rng(0)
+    counts = {"_prepare": 0}
+    prepare = write._prepare
+
+    def counted(*geometry):
+        counts["_prepare"] += 1
+        return prepare(*geometry)
+
+    monkeypatch.setattr(write, "_prepare", counted)
+    monkeypatch.setattr(write, "_launches", {})
+    twins = Twins(queue)
+    for call in range(200):
+        host = random_bits(rng, (2, 3, 2, 8), "float32")
+        slots = np.array([call % 20, -1, (call + 7) % 20])
+        arrays = [twins.view(array) for array in (host[0], host[1], *separate(8, "float32"), slots)]
+        write.reshape_and_cache(*arrays)
+    assert counts["_prepare"] == 1
