@@ -33,7 +33,7 @@ def empty_quant_cache(num_blocks, block_size, num_kv_heads, head_size):
 
 
 def reshape_and_cache_quant(key, value, kq, vq, ks, vs, slot_mapping, *, dtype=None):
-    """Quantize row ``token``, head by head, into slot ``slot_mapping[token]``; other slots stay as they are."""
+    """Quantize row ``token``, head by head, into slot ``slot_mapping[token]``; other slots stay."""
     num_blocks, block_size = kq.shape[:2]
     for rows, codes, scales in ((key, kq, ks), (value, vq, vs)):
         scales = scales.reshape(codes.shape[:3]) if scales.ndim == 2 else scales

@@ -118,7 +118,8 @@ class PlainLaunch:
         # NumPy has no bfloat16: a kernel takes its bits as int16.
         self.types = [np.dtype("int16" if element == "bfloat16" else element) for element in elements]
         self.queue, self.scalars, self.global_size = queue, scalars, global_size
-        together = {"barrier", "group_larger"} & set(self.kernel.__code__.co_names)
+        functions = self.kernel, *store._helpers(self.kernel)
+        together = any({"barrier", "group_larger"} & set(each.__code__.co_names) for each in functions)
         self.local_size = local_size if together else None
 
     def __call__(self, pointers, owners=None):
@@ -128,7 +129,9 @@ class PlainLaunch:
 
 
 def _checked(address, owner, dtype):
-    """The whole allocation behind a pointer, so that a step outside of it raises."""
+    """The whole allocation behind a pointer, so that a step outside raises; nothing without an owner."""
+    if owner is None:
+        return simulate.Pointer(np.empty(0, dtype))
     usm = owner.get_array() if hasattr(owner, "get_array") else owner
     memory = usm.usm_data
     whole = np.ctypeslib.as_array((ctypes.c_uint8 * memory.nbytes).from_address(memory._pointer))

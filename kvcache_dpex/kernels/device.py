@@ -56,15 +56,15 @@ def larger(a, b):
 
 def fma(x, y, z):
     """``x * y + z`` in float32, rounded once."""
-    product = np.float64(x) * np.float64(y)  # exact
-    total = product + np.float64(z)
-    if np.isfinite(total):
-        # Round to odd, so that rounding to float32 afterwards is as good as rounding once.
-        other = total - product
-        error = (product - (total - other)) + (np.float64(z) - other)
-        if error != 0 and not total.view(np.int64) & 1:
-            total = np.nextafter(total, np.copysign(np.inf, error))
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
+        product = np.float64(x) * np.float64(y)  # exact
+        total = product + np.float64(z)
+        if np.isfinite(total):
+            # Round to odd, so that rounding to float32 afterwards is as good as rounding once.
+            other = total - product
+            error = (product - (total - other)) + (np.float64(z) - other)
+            if error != 0 and not total.view(np.int64) & 1:
+                total = np.nextafter(total, np.copysign(np.inf, error))
         return np.float32(total)
 
 
@@ -86,7 +86,7 @@ def clamp(x, low, high):
 
 def pack4(a, b, c, d):
     """Four whole float32 as int8, in one uint32, `a` in its lowest byte."""
-    return np.array([a, b, c, d]).astype(np.int8).view(np.uint32)[0]
+    return np.array([code(a), code(b), code(c), code(d)]).view(np.uint32)[0]
 
 
 def unpack4(word):
@@ -95,9 +95,14 @@ def unpack4(word):
 
 
 def code(value):
-    """A whole float32 as int8."""
+    """A whole float32 as int8; what a device makes of any other is undefined."""
+    if not -128 <= value <= 127:
+        raise ValueError(f"{value} is no int8")
     return np.int8(value)
 
+
+# The work-group of the running item, each item in a thread of its own; `runtime.simulate` sets it.
+current = threading.local()
 
 # Words of memory that the items of a work-group share.
 LOCAL_WORDS = 512
@@ -105,34 +110,19 @@ LOCAL_WORDS = 512
 
 def put_local(index, bits):
     """Put an int32 into the work-group's memory."""
-    _group().memory[index] = bits
+    current.group.put(index, bits)
 
 
 def get_local(index):
     """Get an int32 from the work-group's memory."""
-    return _group().memory[index]
+    return current.group.get(index)
 
 
 def barrier():
     """Wait until every item of the work-group is here; its memory is then the same for all."""
-    _group().barrier.wait()
+    current.group.barrier()
 
 
 def group_larger(bits):
     """The largest int32 that any item of the work-group brings."""
-    group = _group()
-    group.values.append(bits)
-    group.barrier.wait()
-    largest = max(group.values)
-    if group.barrier.wait() == 0:
-        group.values.clear()
-    group.barrier.wait()
-    return largest
-
-
-# The work-group of the running item, in a thread of its own; a simulator sets it.
-current = threading.local()
-
-
-def _group():
-    return current.group
+    return current.group.larger(bits)

@@ -56,11 +56,13 @@ def inverse_of(absmax, scale):
 
 def rounded(x, lift, divisor, inverse):
     """The code of a value, as a whole float32; `divisor` is the lifted scale."""
-    value = x * lift if inverse > ZERO else ZERO
+    value = x * lift
     quotient = value * inverse
     quotient = device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
     quotient = device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
-    return device.clamp(device.rint(quotient), -LIMIT, LIMIT)
+    nearest = device.clamp(device.rint(quotient), -LIMIT, LIMIT)
+    # NaN here in rows that are not finite, and what a device makes of NaN as an integer is undefined.
+    return nearest if inverse > ZERO else ZERO
 
 
 def largest4(a, b, c, d):

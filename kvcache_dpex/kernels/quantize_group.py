@@ -1,4 +1,4 @@
-"""Quantize rows into slots, a work-group a row and four values an item: no loop, so that a CPU vectorizes it."""
+"""Quantize rows into slots, a work-group a row, four values an item: no loop, so a CPU vectorizes it."""
 
 from . import device
 from .int8 import codes4, inverse_of, largest4, lift_of, scale_of

@@ -21,7 +21,7 @@ def available() -> bool:
 
 @functools.cache
 def fingerprint() -> str:
-    """Whatever changes the SPIR-V of an unchanged kernel: the compiler's version, this file and its neighbour."""
+    """What changes the SPIR-V of an unchanged kernel: the compiler's version, this file and `lowering`."""
     here = Path(__file__)
     return VERSION + here.read_text() + here.with_name("lowering.py").read_text()
 

@@ -33,7 +33,7 @@ def numba_type(argument: str) -> Any:
     return types.CPointer(bits.get(element) or getattr(types, element), addrspace=1)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def allow_helper(function: Callable) -> None:
     """Let kernels call a plain Python function, compiled into them."""
 

@@ -8,7 +8,6 @@ whatever lies there.
 import itertools
 import threading
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -76,6 +75,47 @@ class Item:
         return np.int64(self._place[axis] // self._local_size[axis])
 
 
+class Group:
+    """What the items of one work-group share, each of them in a thread."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, action=self._all_are_here, timeout=_PATIENCE)
+        self._memory: dict = {}
+        self._stage = 0
+        self._brought: list = []
+        self._largest: Any = None
+
+    def barrier(self) -> None:
+        self._barrier.wait()
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+    def larger(self, bits: Any) -> Any:
+        self._brought.append(bits)
+        self._barrier.wait()
+        return self._largest
+
+    def put(self, index: int, bits: Any) -> None:
+        if not 0 <= index < device.LOCAL_WORDS:
+            raise IndexError(f"index {index} lies outside of the {device.LOCAL_WORDS} words of a work-group")
+        self._memory[int(index)] = bits, self._stage, threading.get_ident()
+
+    def get(self, index: int) -> Any:
+        if int(index) not in self._memory:
+            raise IndexError(f"word {index} of the work-group is read, but nothing was put there")
+        bits, stage, writer = self._memory[int(index)]
+        if stage == self._stage and writer != threading.get_ident():
+            raise RuntimeError(f"word {index} of the work-group is read without a barrier after it was put")
+        return bits
+
+    def _all_are_here(self) -> None:
+        """Run once at each barrier, before anyone goes on."""
+        self._stage += 1
+        self._largest = max(self._brought, default=None)
+        self._brought = []
+
+
 def simulate(
     kernel: Callable,
     global_size: Sequence[int],
@@ -122,7 +162,7 @@ def simulate(
     arguments = [_argument(name, text, value) for (name, text), value in zip(parameters, values)]
     if local_size is None:
         for place in _places(global_size):
-            kernel(Item(place, global_size), *arguments)
+            _run(kernel, Item(place, global_size), arguments)
         return
     if len(local_size) != axes or any(items % local for items, local in zip(global_size, local_size)):
         raise ValueError(
@@ -156,22 +196,30 @@ def _places(sizes: Sequence[int]) -> Any:
 
 def _run_together(kernel: Callable, items: Sequence[Item], arguments: Sequence[Any]) -> None:
     """The items of one work-group, each in a thread, so that they can wait for one another."""
-    group = SimpleNamespace(barrier=threading.Barrier(len(items), timeout=_PATIENCE), memory={}, values=[])
+    group = Group(len(items))
     errors: list[BaseException] = []
 
     def run(item: Item) -> None:
         device.current.group = group
         try:
-            kernel(item, *arguments)
+            _run(kernel, item, arguments)
         except BaseException as error:
             errors.append(error)
-            group.barrier.abort()
+            group.abort()
 
     threads = [threading.Thread(target=run, args=(item,)) for item in items]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    broken = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+    if causes:
+        raise causes[0]
     if errors:
-        raise (broken or errors)[0]
+        raise RuntimeError(f"items of {kernel.__name__} wait at a barrier that others never reach")
+
+
+def _run(kernel: Callable, item: Item, arguments: Sequence[Any]) -> None:
+    """One item; as on a device, no arithmetic raises."""
+    with np.errstate(all="ignore"):
+        kernel(item, *arguments)
