@@ -18,10 +18,10 @@ import numpy as np
 
 from kvcache_dpex.runtime import spirv
 
-from .cases import Case, owner, rebase, start
-from .standin import Array, Launched, Queue, record
+from .cases import owner, start
+from .standin import Launched
 
-TOOLS = ("oclgrind-kernel", "llvm-spirv-14", "llvm-dis-14", "llvm-as-14")
+TOOLS = ("oclgrind-kernel", "llvm-spirv-14", "llvm-dis-14", "opt-14")
 _DECORATE, _LINKAGE, _BUILT_IN = 71, 41, 11
 _INPUTS = {
     "GlobalInvocationId": "_Z13get_global_idj",
@@ -31,25 +31,14 @@ _INPUTS = {
     "WorkgroupId": "_Z12get_group_idj",
     "WorkgroupSize": "_Z14get_local_sizej",
 }
-_FINDING = re.compile(r"^(?:Invalid|Read-write|Write-write|Work-group divergence|Uninitialized|OCLGRIND).*", re.M)
+_FINDING = re.compile(
+    r"^(?:Invalid|Read-write|Write-write|Work-group divergence|Uninitialized|OCLGRIND).*", re.M
+)
 
 
 def missing() -> list[str]:
     """Tools that are not installed."""
     return [tool for tool in TOOLS if shutil.which(tool) is None]
-
-
-def run_case(case: Case) -> tuple[list[str], list[np.ndarray]]:
-    """Findings, and the buffers of a case after all of its launches."""
-    queue = Queue()
-    buffers = {id(buffer): buffer.copy() for buffer in case.buffers()}
-    views = [rebase(view, buffers[id(owner(view))]) for view in case.arguments]
-    arrays = [Array(view, view.ctypes.data, queue) for view in views]
-    findings = []
-    for launched in record(case.function, *arrays, **case.keywords):
-        by_pointer = {view.ctypes.data: view for view in views}
-        findings += run(launched, [by_pointer[pointer] for pointer in launched.pointers])
-    return findings, list(buffers.values())
 
 
 def run(launched: Launched, views: list[np.ndarray]) -> list[str]:
@@ -91,7 +80,8 @@ def to_llvm(binary: bytes) -> str:
         module.write_bytes(_with_plain_inputs(binary))
         _tool("llvm-spirv-14", "-r", str(module), "-o", str(bitcode))
         text = _tool("llvm-dis-14", str(bitcode), "-o", "-")
-    return _declare_used(_define_reductions(_call_inputs(text)))
+    text = _declare_used(_define_reductions(_call_inputs(text)))
+    return _name_local_memory(text, spirv.entry_points(binary)[0])
 
 
 def _tool(*command: str) -> str:
@@ -106,7 +96,7 @@ def to_bitcode(binary: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         text, bitcode = Path(folder, "kernel.ll"), Path(folder, "kernel.bc")
         text.write_text(to_llvm(binary))
-        _tool("llvm-as-14", str(text), "-o", str(bitcode))
+        _tool("opt-14", "-passes=always-inline", str(text), "-o", str(bitcode))
         return bitcode.read_bytes()
 
 
@@ -159,7 +149,7 @@ def _call_inputs(text: str) -> str:
 # Oclgrind has no work_group_reduce_max.
 _REDUCTION = """
 @reduced.KIND = internal addrspace(3) global [1024 x KIND] undef, align 4
-define spir_func KIND @NAME(KIND %x) {
+define internal spir_func KIND @NAME(KIND %x) alwaysinline {
   %lx = call spir_func i64 @_Z12get_local_idj(i32 0)
   %ly = call spir_func i64 @_Z12get_local_idj(i32 1)
   %lz = call spir_func i64 @_Z12get_local_idj(i32 2)
@@ -214,12 +204,19 @@ def _declare_used(text: str) -> str:
     )
 
 
+def _name_local_memory(text: str, entry: str) -> str:
+    """Oclgrind gives a kernel only the local memory whose name begins with the kernel's."""
+    for name in re.findall(r"^@(\S+) = internal addrspace\(3\)", text, re.M):
+        text = re.sub(rf"@{re.escape(name)}\b", f"@{entry}.{name}", text)
+    return text
+
+
 def _bytes_of(view: np.ndarray) -> np.ndarray:
     """The bytes from a view's first to its last element, as a view of the same memory."""
     extent = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides))
     if view.size == 0 or any(stride < 0 for stride in view.strides):
         raise ValueError(f"a buffer must start at its first element, got {view.shape} with {view.strides}")
-    return np.ndarray(extent + view.itemsize, np.uint8, owner(view).data, start(view))
+    return np.ndarray(extent + view.itemsize, np.uint8, owner(view), start(view))
 
 
 def _numbers(values) -> str:

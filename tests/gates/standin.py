@@ -16,23 +16,26 @@ import numpy as np
 from kvcache_dpex.runtime import launch
 from kvcache_dpex.runtime.store import Module
 
+from .cases import Case
+
 
 class Device:
     """What the operations ask of a device, answered as an Intel GPU would."""
 
-    is_cpu = False
-    is_gpu = True
-
-    def __init__(self, name: str = "stand-in GPU", max_work_group_size: int = 512) -> None:
+    def __init__(
+        self, name: str = "stand-in GPU", max_work_group_size: int = 512, is_cpu: bool = False
+    ) -> None:
         self.name = name
         self.max_work_group_size = max_work_group_size
+        self.is_cpu = is_cpu
+        self.is_gpu = not is_cpu
 
 
 class Queue:
     is_in_order = True
 
-    def __init__(self, device: Device | None = None) -> None:
-        self.sycl_device = device or Device()
+    def __init__(self, device: Device) -> None:
+        self.sycl_device = device
 
 
 class Array:
@@ -56,7 +59,6 @@ class Launched(NamedTuple):
     scalars: tuple[int, ...]
     global_size: tuple[int, ...]
     local_size: tuple[int, ...]
-    pointers: tuple[int, ...]
 
 
 @contextmanager
@@ -66,17 +68,19 @@ def launches_through(launcher: Any):
         yield
 
 
-def record(operation: Any, *arrays: Array, **keywords: Any) -> list[Launched]:
-    """The launches that a call asks for; nothing runs."""
-    launched: list[Launched] = []
+def record(case: Case, device: Device) -> list[tuple[Launched, list[np.ndarray]]]:
+    """The launches that a case asks for, each with the views that its pointers mean; nothing runs."""
+    queue = Queue(device)
+    views = {view.ctypes.data: view for view in case.arguments.values()}
+    launched: list[tuple[Launched, list[np.ndarray]]] = []
 
     def recorder(module, queue, scalars, global_size, local_size):
         def run(pointers, owners=None):
-            fields = (scalars, global_size, local_size, pointers)
-            launched.append(Launched(module, *(tuple(field) for field in fields)))
+            fields = Launched(module, tuple(scalars), tuple(global_size), tuple(local_size))
+            launched.append((fields, [views[pointer] for pointer in pointers]))
 
         return run
 
     with launches_through(recorder):
-        operation(*arrays, **keywords)
+        case.call({name: Array(view, view.ctypes.data, queue) for name, view in case.arguments.items()})
     return launched
