@@ -11,7 +11,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m kvcache_dpex", description=__doc__)
     commands = parser.add_subparsers(metavar="command")
-    for name in ("check", "doctor", "kernels", "size"):
+    for name in ("check", "doctor", "hub", "kernels", "size"):
         module = import_module(f".commands.{name}", __package__)
         summary = module.__doc__.strip().splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)

@@ -68,13 +68,18 @@ def _refuse_gradients(**tensors: Any) -> None:
             )
 
 
-def _changes_nothing(*arguments: Any, **options: Any) -> None:
-    """Fake implementation of an operation that returns nothing."""
+def _write_fake(key, value, *others: Any, **options: Any) -> None:
+    if _grad_enabled():
+        _refuse_gradients(key=key, value=value)
 
 
 def _decode_fake(q: Tensor, scales: Tensor, dtype=None, blocks=None) -> Tensor:
     leading = q.shape[:1] if blocks is None else blocks.shape
     return q.new_empty((*leading, *q.shape[1:]), dtype=dtype or torch.float32)
+
+
+def _decode_into_fake(q: Tensor, scales: Tensor, out: Tensor, blocks=None) -> None:
+    return None
 
 
 # A copy of the package under another name, as the kernels hub makes them, has operations of its own.
@@ -86,20 +91,20 @@ for _schema, _run, _fake in (
         "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
         "Tensor slot_mapping, *, bool check_slots=False) -> ()",
         write,
-        _changes_nothing,
+        _write_fake,
     ),
     (
         "reshape_and_cache_quant(Tensor key, Tensor value, Tensor(a!) kq, Tensor(b!) vq, Tensor(c!) ks, "
         "Tensor(d!) vs, Tensor slot_mapping, *, bool check_slots=False) -> ()",
         write_quant,
-        _changes_nothing,
+        _write_fake,
     ),
     (
         # vLLM's, and the scales are written where the cache is int8.
         "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
         "Tensor slot_mapping, str kv_cache_dtype, Tensor(c!) k_scale, Tensor(d!) v_scale) -> ()",
         write_flash,
-        _changes_nothing,
+        _write_fake,
     ),
     (
         "dequant_cache(Tensor q, Tensor scales, ScalarType? dtype=None, Tensor? blocks=None) -> Tensor",
@@ -109,7 +114,7 @@ for _schema, _run, _fake in (
     (
         "dequant_cache_out(Tensor q, Tensor scales, Tensor(a!) out, Tensor? blocks=None) -> ()",
         decode_into,
-        _changes_nothing,
+        _decode_into_fake,
     ),
 ):
     _name = _schema.partition("(")[0]
