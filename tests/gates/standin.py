@@ -22,10 +22,8 @@ from .cases import Case
 class Device:
     """What the operations ask of a device, answered as an Intel GPU would."""
 
-    def __init__(
-        self, name: str = "stand-in GPU", max_work_group_size: int = 512, is_cpu: bool = False
-    ) -> None:
-        self.name = name
+    def __init__(self, max_work_group_size: int = 512, is_cpu: bool = False) -> None:
+        self.name = "stand-in CPU" if is_cpu else "stand-in GPU"
         self.max_work_group_size = max_work_group_size
         self.is_cpu = is_cpu
         self.is_gpu = not is_cpu
@@ -63,7 +61,7 @@ class Launched(NamedTuple):
 
 @contextmanager
 def launches_through(launcher: Any):
-    """Inside, an operation's launch is ``launcher(module, queue, scalars, global, local)(pointers, owners)``."""
+    """Inside, a launch is ``launcher(module, queue, scalars, global_size, local_size)(pointers, owners)``."""
     with mock.patch.object(launch, "Launch", launcher):
         yield
 
