@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcache_dpex import reference
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime import arrays, simulate, store
+from kvcache_dpex.runtime import arrays, simulate, source, store
 
 ROOT = Path(__file__).parent.parent
 SENTINEL = 0xA5
@@ -118,7 +118,7 @@ class PlainLaunch:
         # NumPy has no bfloat16: a kernel takes its bits as int16.
         self.types = [np.dtype("int16" if element == "bfloat16" else element) for element in elements]
         self.queue, self.scalars, self.global_size = queue, scalars, global_size
-        functions = self.kernel, *store._helpers(self.kernel)
+        functions = self.kernel, *source.helpers(self.kernel)
         together = any({"barrier", "group_larger"} & set(each.__code__.co_names) for each in functions)
         self.local_size = local_size if together else None
 
@@ -140,13 +140,14 @@ def _checked(address, owner, dtype):
     return simulate.Pointer(whole[skipped : skipped + count * dtype.itemsize].view(dtype), before)
 
 
-def run_python(code, *, path=ROOT, timeout=120, **environment):
+def run_python(code, *, path=ROOT, timeout=120, stderr=subprocess.PIPE, **environment):
     """Run code in a fresh interpreter; a None in `environment` unsets a variable."""
     variables = {**os.environ, "PYTHONPATH": str(path), **environment}
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-c", code],
         env={name: value for name, value in variables.items() if value is not None},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         timeout=timeout,
         check=False,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import itertools
 import json
 import os
@@ -20,12 +19,10 @@ import tempfile
 import threading
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
-from . import compiler, spirv
+from . import compiler, source, spirv
 
-_PACKAGE = __name__.split(".runtime")[0]
 _KERNELS = Path(__file__).parent.parent / "kernels"
 PACKAGED = Path(__file__).parent.parent / "spirv"
 MANIFEST = "manifest.json"
@@ -90,6 +87,7 @@ def load(function: Callable, **types: str) -> Module:
             f"kernel {wanted.name} is not in the package with this source and these types, and compiling "
             "it needs numba-dpex: pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)"
         )
+    source.require_current(function)
     with _compiling:
         found = Module(*wanted, compile_signature(function, wanted), "compiled")
     _write_atomically(_cache_path(wanted), _sealed(found.binary))
@@ -101,7 +99,7 @@ def signature(function: Callable, **types: str) -> Signature:
     annotations = list(function.__annotations__.items())
     index_space = annotations[0][1]
     arguments = tuple(_bind(text, types) for _, text in annotations[1:])
-    text = "\n".join((compiler.fingerprint(), index_space, *arguments, *_sources(function)))
+    text = "\n".join((compiler.fingerprint(), index_space, *arguments, *source.texts(function)))
     name = "-".join((function.__name__, *types.values()))
     return Signature(name, hashlib.sha256(text.encode()).hexdigest(), arguments, index_space)
 
@@ -112,7 +110,11 @@ def compile_signature(function: Callable, wanted: Signature) -> bytes:
 
     with Console(stderr=True).status(f"compiling kernel {wanted.name}"):
         return compiler.compile_kernel(
-            function, wanted.index_space, wanted.arguments, wanted.name.replace("-", "_"), _helpers(function)
+            function,
+            wanted.index_space,
+            wanted.arguments,
+            wanted.name.replace("-", "_"),
+            source.helpers(function),
         )
 
 
@@ -121,20 +123,30 @@ def packaged(wanted: Signature) -> Module | None:
     entry = manifest()["modules"].get(wanted.name)
     if entry is None or entry["identity"] != wanted.identity:
         return None
-    binary = (PACKAGED / f"{wanted.name}.spv").read_bytes()
+    try:
+        binary = (PACKAGED / f"{wanted.name}.spv").read_bytes()
+    except OSError as error:
+        raise _damaged(f"{wanted.name}.spv", error) from error
     if hashlib.sha256(binary).hexdigest() != entry["sha256"]:
-        raise RuntimeError(
-            f"{wanted.name}.spv of the package is damaged (its SHA-256 differs from the manifest); "
-            "reinstall: pip install --force-reinstall --no-deps kvcache_dpex"
-        )
+        raise _damaged(f"{wanted.name}.spv", "its SHA-256 differs from the manifest")
     return Module(*wanted, binary, "packaged")
+
+
+def _damaged(file: str, reason: object) -> RuntimeError:
+    return RuntimeError(
+        f"{file} of the package is damaged ({reason}); "
+        "reinstall: pip install --force-reinstall --no-deps kvcache_dpex"
+    )
 
 
 @functools.cache
 def manifest() -> dict:
     """The list of packaged modules."""
     path = PACKAGED / MANIFEST
-    return json.loads(path.read_text()) if path.exists() else {"modules": {}}
+    try:
+        return json.loads(path.read_text()) if path.exists() else {"modules": {}}
+    except ValueError as error:
+        raise _damaged(MANIFEST, error) from error
 
 
 def catalogue() -> list[tuple[Callable, dict[str, str]]]:
@@ -218,32 +230,3 @@ def _write_atomically(path: Path, content: bytes) -> None:
 def _bind(text: str, types: dict[str, str]) -> str:
     name = text.removesuffix("*")
     return types.get(name, name) + text[len(name) :]
-
-
-def _uses(function: Callable) -> list[tuple[str, Any]]:
-    """Name and value of everything global that a function uses, in order of name."""
-    used = inspect.getclosurevars(function)
-    return sorted({**used.globals, **used.nonlocals}.items())
-
-
-def _helpers(function: Callable) -> tuple[Callable, ...]:
-    """The plain functions that a kernel calls, directly or through one another."""
-    found: dict[Callable, None] = {}
-    for _, value in _uses(function):
-        if isinstance(value, FunctionType) and value is not function:
-            found.update(dict.fromkeys((*_helpers(value), value)))
-    return tuple(found)
-
-
-def _sources(function: Callable) -> list[str]:
-    """Source of a function, of its helpers and of the package's modules, and every constant that they use."""
-    sources = []
-    for part in (function, *_helpers(function)):
-        sources.append(inspect.getsource(part))
-        for name, value in _uses(part):
-            if isinstance(value, ModuleType):
-                if value.__name__.startswith(f"{_PACKAGE}."):
-                    sources.append(inspect.getsource(value))
-            elif not isinstance(value, FunctionType):
-                sources.append(f"{name} = {type(value).__name__}({value})")
-    return sources

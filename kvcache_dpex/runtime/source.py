@@ -1,0 +1,72 @@
+"""What a kernel is made of: its own source, its helpers', and the constants that they use."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Callable
+
+_PACKAGE = __name__.split(".runtime")[0]
+
+
+def helpers(function: Callable) -> tuple[Callable, ...]:
+    """The plain functions that a kernel calls, directly or through one another."""
+    found: dict[Callable, None] = {}
+    for _, value in _uses(function):
+        if isinstance(value, FunctionType) and value is not function:
+            found.update(dict.fromkeys((*helpers(value), value)))
+    return tuple(found)
+
+
+def texts(function: Callable) -> list[str]:
+    """Source of a function, of its helpers and of the package's modules, and every constant that they use."""
+    found = []
+    for part in (function, *helpers(function)):
+        found.append(inspect.getsource(part))
+        for name, value in _uses(part):
+            if isinstance(value, ModuleType):
+                if value.__name__.startswith(f"{_PACKAGE}."):
+                    found.append(inspect.getsource(value))
+            elif not isinstance(value, FunctionType):
+                found.append(f"{name} = {type(value).__name__}({value})")
+    return found
+
+
+def require_current(function: Callable) -> None:
+    """Raise where a file was edited after its import: old code would be stored as the new source's."""
+    for part in (function, *helpers(function)):
+        if not _is_current(part):
+            raise RuntimeError(
+                f"the source of {part.__name__} was edited after it was imported; start Python anew"
+            )
+
+
+def _is_current(function: Any) -> bool:
+    """Whether the file of a function still holds it, to the bytecode."""
+    try:
+        # The whole file: what it imports decides how its functions call a method.
+        lines, _ = inspect.findsource(function)
+        file = compile("".join(lines), "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (OSError, SyntaxError):
+        return False
+    return _holds(file, _meaning(function.__code__))
+
+
+def _holds(code: CodeType, meaning: tuple) -> bool:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return any(_meaning(each) == meaning or _holds(each, meaning) for each in inner)
+
+
+def _meaning(code: CodeType) -> tuple:
+    """What of a code object does not depend on where in a file it stands."""
+    constants = tuple(
+        _meaning(constant) if isinstance(constant, CodeType) else constant for constant in code.co_consts
+    )
+    return code.co_name, code.co_varnames, code.co_names, code.co_code, constants
+
+
+def _uses(function: Callable) -> list[tuple[str, Any]]:
+    """Name and value of everything global that a function uses, in order of name."""
+    used = inspect.getclosurevars(function)
+    return sorted({**used.globals, **used.nonlocals}.items())
