@@ -6,8 +6,9 @@ import pytest
 
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from helpers import PlainLaunch
-from kvcache_dpex.ops import write
+from kvcache_dpex.ops import dequantize, quantize, write
 from kvcache_dpex.runtime import compiler, devices, launch, store
+from quantizing import force_kernel
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,8 @@ RUNNERS = ["plain", "packaged", *(["compiled"] if compiler.available() else [])]
 @pytest.fixture(params=RUNNERS)
 def runner(request, monkeypatch, queue):
     """Kernels as plain Python, as packaged SPIR-V and, where numba-dpex is installed, compiled now."""
-    monkeypatch.setattr(write, "_launches", {})
+    for verb in (write, quantize, dequantize):
+        monkeypatch.setattr(verb, "_launches", {})
     if request.param == "plain":
         if not queue.sycl_device.is_cpu:
             pytest.skip("plain Python reads the memory of the CPU device only")
@@ -58,3 +60,11 @@ def runner(request, monkeypatch, queue):
     if request.param == "compiled":
         monkeypatch.setattr(launch, "_built", _built_from_source)
     return request.param
+
+
+@pytest.fixture(params=["quantize_group", "quantize_lanes", "quantize_any"])
+def kernel(request, monkeypatch, queue):
+    """Quantize with one kernel, on every device; the names of those that were launched."""
+    if "runner" in request.fixturenames:
+        request.getfixturevalue("runner")
+    return force_kernel(monkeypatch, queue, request.param)
