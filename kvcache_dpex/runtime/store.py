@@ -108,7 +108,7 @@ def compile_signature(function: Callable, wanted: Signature) -> bytes:
     """Compile, telling a person at a terminal what takes the time."""
     from rich.console import Console
 
-    with Console(stderr=True).status(f"compiling kernel {wanted.name}"):
+    with Console(stderr=True, force_jupyter=False).status(f"compiling kernel {wanted.name}"):
         return compiler.compile_kernel(
             function,
             wanted.index_space,
