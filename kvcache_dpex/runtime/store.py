@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 import tempfile
 import threading
 from importlib import import_module
@@ -108,7 +109,9 @@ def compile_signature(function: Callable, wanted: Signature) -> bytes:
     """Compile, telling a person at a terminal what takes the time."""
     from rich.console import Console
 
-    with Console(stderr=True, force_jupyter=False).status(f"compiling kernel {wanted.name}"):
+    # A notebook's output is no terminal, whatever it claims, and rich would ask for widgets there.
+    console = Console(stderr=True, force_jupyter=False, quiet="ipykernel" in sys.modules)
+    with console.status(f"compiling kernel {wanted.name}"):
         return compiler.compile_kernel(
             function,
             wanted.index_space,
