@@ -146,8 +146,11 @@ def tensor_module():
     devices.load_dpctl()
     try:
         import dpnp.tensor as tensor
-    except ImportError:
-        import dpctl.tensor as tensor
+    except ImportError as error:
+        try:
+            import dpctl.tensor as tensor
+        except ImportError:
+            raise _needs_dpnp(error) from error
     return tensor
 
 
@@ -161,8 +164,12 @@ def as_dpnp(usm: Any) -> Any:
     try:
         from dpnp.dpnp_array import dpnp_array
     except ImportError as error:
-        raise ImportError("arrays of kvcache_dpex are dpnp arrays: pip install dpnp") from error
+        raise _needs_dpnp(error) from error
     return dpnp_array._create_from_usm_ndarray(usm)
+
+
+def _needs_dpnp(error: ImportError) -> ImportError:
+    return ImportError(f"arrays of kvcache_dpex are dpnp arrays ({error}): pip install dpnp")
 
 
 def empty_like(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:

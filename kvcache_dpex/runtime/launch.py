@@ -10,6 +10,7 @@ import ctypes
 import functools
 import os
 import struct
+import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ _forked = False
 
 
 def _note_fork() -> None:
+    """Any operation of dpnp starts SYCL, not only ours, and nothing tells whether one has run."""
     global _forked
-    _forked = _interface.cache_info().currsize > 0
+    _forked = "dpctl" in sys.modules
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -38,7 +40,7 @@ def refuse_after_fork() -> None:
     """Raise in a child of fork: SYCL does not survive it, and the next call would hang."""
     if _forked:
         raise RuntimeError(
-            "this process was forked after SYCL was used, and SYCL does not survive a fork; start "
+            "this process was forked after dpctl was loaded, and SYCL does not survive a fork; start "
             "workers with multiprocessing.get_context('spawn')"
         )
 
