@@ -1,4 +1,4 @@
-"""What the tests of the int8 cache share: rows, caches with their scales, and the oracle on many rows at once."""
+"""What the tests of the int8 cache share: rows, caches, comparisons, and the oracle on many rows at once."""
 
 from typing import NamedTuple
 

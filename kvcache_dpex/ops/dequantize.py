@@ -55,7 +55,7 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
     scales_at, scale_fields = read(scales, "scales")
     blocks_at, chosen = (q_at, None) if blocks is None else read(blocks, "blocks")
     if out is None:
-        wanted = "float32" if dtype is None else dtype
+        wanted = "float32" if dtype is None else validate.float_name("dtype", dtype)
         shape = (codes[0][:1] if chosen is None else chosen[0]) + codes[0][1:]
         out = arrays.empty_like(q, shape, wanted)
     out_at, result = read_output(out, "out")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..runtime.arrays import Operand
 
 
@@ -59,7 +61,7 @@ def distinct(name: str, operand: Operand) -> None:
 def float_type(name: str, operand: Operand, dtype: Any) -> str:
     """What the values of rows are: "float32", "float16" or "bfloat16"."""
     given = operand.dtype_name
-    wanted = given if dtype is None else str(dtype).removeprefix("torch.")
+    wanted = given if dtype is None else _name_of(dtype)
     if wanted == "bfloat16" and given in ("uint16", "bfloat16"):
         return wanted
     if wanted in ("float32", "float16") and given == wanted:
@@ -68,6 +70,18 @@ def float_type(name: str, operand: Operand, dtype: Any) -> str:
         f"`{name}` must be float32, float16, or bfloat16 (bits as uint16, with dtype='bfloat16'), got {given}"
         + ("" if dtype is None else f" with dtype={dtype!r}")
     )
+
+
+def float_name(name: str, dtype: Any) -> str:
+    """A dtype as "float32", "float16" or "bfloat16"."""
+    found = _name_of(dtype)
+    if found not in ("float32", "float16", "bfloat16"):
+        raise TypeError(f"`{name}` must be float32, float16 or bfloat16, got {dtype!r}")
+    return found
+
+
+def _name_of(dtype: Any) -> str:
+    return np.dtype(dtype).name if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
 def codes(name: str, operand: Operand) -> None:

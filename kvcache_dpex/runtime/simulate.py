@@ -183,7 +183,7 @@ def _argument(name: str, text: str, value: Any) -> Any:
             raise ValueError(f"`{name}` must be contiguous or a Pointer, got strides {list(value.strides)}")
         value = Pointer(value.reshape(-1))
     element = text[:-1]
-    if hasattr(np, element) and value.memory.dtype != element:
+    if isinstance(getattr(np, element, None), type) and value.memory.dtype != element:
         raise TypeError(f"`{name}` must be {element}, got {value.memory.dtype}")
     return value
 
