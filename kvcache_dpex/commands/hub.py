@@ -51,9 +51,10 @@ the dpctl that shares torch's SYCL runtime; the error that names a mismatch name
 ## Functions
 
 `empty_cache`, `empty_quant_cache`, `reshape_and_cache`, `reshape_and_cache_quant`, `dequant_cache`,
-`reshape_and_cache_flash` (vLLM's argument order), `to_torch` and `from_torch` (dpnp arrays and tensors in one
-memory). Caches are `[num_blocks, block_size, num_kv_heads, head_size]`; slot `s` is offset `s % block_size` of
-block `s // block_size`; a negative slot skips its token. Scales are `[num_blocks * block_size, num_kv_heads]`.
+`reshape_and_cache_flash` (vLLM's argument order), and `to_torch` and `from_torch` (dpnp arrays and tensors in
+one memory). Caches are `[num_blocks, block_size, num_kv_heads, head_size]`, scales
+`[num_blocks * block_size, num_kv_heads]`. Slot `s` is offset `s % block_size` of block `s // block_size`; a
+negative slot skips its token.
 """
 
 USAGE = """\

@@ -94,7 +94,8 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
     if is_tensor(array):
         from . import tensors
 
-        readers: tuple[Reader, Reader] = tensors.read, tensors.read
+        reader = tensors.reader_for(kind)
+        readers: tuple[Reader, Reader] = reader, reader
     elif hasattr(array, "__sycl_usm_array_interface__"):
         usm = _read_usm, _read_usm_output
         readers = (_read_dpnp, _read_dpnp_output) if hasattr(array, "get_array") else usm

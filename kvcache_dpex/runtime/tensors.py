@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 import torch
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 _cpu_queue: dpctl.SyclQueue | None = None
 _making = threading.Lock()
+
+
+def reader_for(kind: Any) -> Callable[[torch.Tensor], tuple[int, tuple]]:
+    """`read`, for a type whose tensors have memory; a type that redefines dispatch may have none."""
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise Unreadable(
+            f"must be an ordinary torch.Tensor, got {kind.__module__}.{kind.__qualname__}, which stands for one"
+        )
+    return read
 
 
 def read(tensor: torch.Tensor) -> tuple[int, tuple]:

@@ -1,0 +1,176 @@
+"""What is refused, and what autograd is told."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import kvcache_dpex  # noqa: E402
+from kvcache_dpex import torch as kv  # noqa: E402
+from tensor_cases import contiguous_case, memory  # noqa: E402
+
+NAMES = ("key", "value", "key_cache", "value_cache", "slot_mapping")
+
+
+def arguments(**replaced):
+    found = dict(zip(NAMES, (*contiguous_case(), torch.tensor([7, -1, 19, 0, 20, 3]))))
+    return {**found, **{name: change(found[name]) for name, change in replaced.items()}}
+
+
+def negated_view(tensor):
+    negated = torch.zeros(*tensor.shape, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    return negated
+
+
+def fake(tensor):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(tensor)
+
+
+REFUSED = {
+    "numpy key": ("key", lambda t: t.numpy(), TypeError, "arguments must be torch.Tensor, got numpy.ndarray"),
+    "numpy cache": ("key_cache", lambda t: t.numpy(), TypeError, "`key_cache` must be a dpnp array"),
+    "dpnp cache": (
+        "value_cache",
+        lambda t: kvcache_dpex.empty_cache(5, 4, 2, 16, device="cpu")[0],
+        TypeError,
+        "`key` is a torch.Tensor but `value_cache` is an array of dpnp; all must be of one kind",
+    ),
+    "meta": ("value", lambda t: t.to("meta"), TypeError, "`value` must be on the CPU or an XPU, got .* meta"),
+    "sparse": ("value", lambda t: t.to_sparse(), TypeError, "`value` must be dense, .* got torch.sparse_coo"),
+    "sparse cache": ("key_cache", lambda t: t.to_sparse(), TypeError, "`key_cache` must be dense"),
+    "negated": ("key", negated_view, TypeError, r"`key` must hold its own values.*resolve_neg\(\)"),
+    "fake value": ("value", fake, TypeError, "`value` must be an ordinary torch.Tensor, got .*FakeTensor"),
+    "rank": ("key", lambda t: t[0], ValueError, r"`key` must have shape \[num_tokens, .*got \[2, 16\]"),
+    "dtype": ("value", lambda t: t.double(), TypeError, "`value` must have the dtype of `key`, float32, got"),
+    "cache dtype": ("key_cache", lambda t: t.half(), TypeError, "`key_cache` must have the dtype .*float16"),
+    "slots dtype": ("slot_mapping", lambda t: t.float(), TypeError, "must be int32 or int64, got float32"),
+    "slots rank": ("slot_mapping", lambda t: t[None], ValueError, "`slot_mapping` must have shape"),
+    "more slots": ("slot_mapping", lambda t: t.repeat(2), ValueError, "at most one slot for each of the 6"),
+    "heads": ("key_cache", lambda t: t[:, :, :1], ValueError, "`key_cache` holds rows of 1 heads of 16"),
+    "slots of value": ("value_cache", lambda t: t[:4], ValueError, "`value_cache` must have the 5 blocks"),
+    "shared elements": (
+        "key_cache",
+        lambda t: t[:1].expand(5, 4, 2, 16),
+        ValueError,
+        "`key_cache` is written, so its elements must not share memory",
+    ),
+    "none": ("value", lambda t: None, TypeError, "`value` must be .* got builtins.NoneType"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    name, change, error, message = REFUSED[case]
+    given = arguments(**{name: change})
+    untouched = {name: memory(given[name]) for name in NAMES if _has_memory(given[name])}
+    with pytest.raises(error, match=message):
+        kv.reshape_and_cache(*given.values())
+    assert all(torch.equal(memory(given[name]), bytes) for name, bytes in untouched.items())
+
+
+def _has_memory(thing):
+    return type(thing) is torch.Tensor and thing.device.type == "cpu" and thing.layout is torch.strided
+
+
+def test_one_memory_for_both_caches_is_refused():
+    given = arguments()
+    given["value_cache"] = given["key_cache"]
+    with pytest.raises(ValueError, match="`value_cache` must not be the memory of `key_cache`"):
+        kv.reshape_and_cache(*given.values())
+
+
+@pytest.mark.parametrize("name", ["key", "value", "key_cache", "value_cache"])
+def test_gradients_are_refused_in_grad_mode_only(name):
+    given = arguments(**{name: lambda t: t.clone().requires_grad_()})
+    for run in (kv.reshape_and_cache, torch.ops.kvcache_dpex.reshape_and_cache):
+        with pytest.raises(ValueError, match=rf"`{name}` must not require a gradient.*{name}.detach\(\)"):
+            run(*given.values())
+    with torch.no_grad():
+        kv.reshape_and_cache(*given.values())
+    assert torch.equal(given["key_cache"][1, 3], given["key"][0])
+
+
+def test_int8_gradients_are_refused_in_grad_mode_only():
+    key = torch.ones(1, 2, 16, requires_grad=True)
+    caches = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
+    slots = torch.tensor([0])
+    with pytest.raises(ValueError, match="`key` must not require a gradient"):
+        kv.reshape_and_cache_quant(key, key, *caches, slots)
+    with torch.no_grad():
+        kv.reshape_and_cache_quant(key, key, *caches, slots)
+    caches[2].requires_grad_()
+    with pytest.raises(ValueError, match="`scales` must not require a gradient"):
+        kv.dequant_cache(caches[0], caches[2])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad], ids=["no_grad", "grad"])
+def test_autograd_notices_a_write_to_a_cache_that_it_saved(mode):
+    given = arguments()
+    weight = torch.ones(16, requires_grad=True)
+    read = (given["key_cache"] * weight).sum()
+    with mode():
+        kv.reshape_and_cache(*given.values())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        read.backward()
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        given = arguments()
+        kv.reshape_and_cache(*given.values())
+        assert torch.equal(given["key_cache"][1, 3], given["key"][0])
+    kv.reshape_and_cache(*given.values())
+
+
+def test_int8_write_refuses_what_has_no_int8_form():
+    caches = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
+    rows = torch.zeros(1, 2, 16, dtype=torch.float64)
+    with pytest.raises(TypeError, match="`key` must be float32, float16, or bfloat16 .*got float64"):
+        kv.reshape_and_cache_quant(rows, rows, *caches, torch.tensor([0]))
+
+
+def test_dequantize_refuses_another_dtype_than_that_of_out():
+    kq, _, ks, _ = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
+    with pytest.raises(TypeError, match=r"`out` must have `dtype` torch.float16, got torch.float32"):
+        kv.dequant_cache(kq, ks, dtype=torch.float16, out=torch.zeros(kq.shape))
+    with pytest.raises(TypeError, match="`dtype` must be a torch.dtype or its name, got 'half a float'"):
+        kv.dequant_cache(kq, ks, dtype="half a float")
+
+
+def test_flash_knows_two_kinds_of_cache():
+    scale = torch.ones(1)
+    with pytest.raises(ValueError, match="`kv_cache_dtype` must be 'auto' or 'int8_per_token_head', got 'fp8'"):
+        kv.reshape_and_cache_flash(*arguments().values(), "fp8", scale, scale)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ((4, 0, 2, 16), ValueError, "`block_size` must be >= 1, got 0"),
+        ((-1, 4, 2, 16), ValueError, "`num_blocks` must be >= 0, got -1"),
+        ((4, 4.0, 2, 16), TypeError, "`block_size` must be an int, got float"),
+    ],
+)
+def test_allocation_refuses_sizes(sizes, error, message):
+    for allocate in (kv.empty_cache, kv.empty_quant_cache):
+        with pytest.raises(error, match=message):
+            allocate(*sizes, device="cpu")
+
+
+def test_allocation_takes_names_and_numpy_integers():
+    key_cache, value_cache = kv.empty_cache(
+        *np.array([4, 8, 2, 16]), value_head_size=8, dtype="bfloat16", device="cpu"
+    )
+    assert key_cache.dtype == value_cache.dtype == torch.bfloat16
+    assert (key_cache.shape, value_cache.shape) == ((4, 8, 2, 16), (4, 8, 2, 8))
+    assert not key_cache.any()
+    with pytest.raises(TypeError, match="`dtype` must be a torch.dtype or its name, got 'quick'"):
+        kv.empty_cache(4, 8, 2, 16, dtype="quick", device="cpu")
+
+
+def test_the_default_device_is_the_cpu_where_torch_has_no_xpu(monkeypatch):
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    assert kv.empty_cache(4, 8, 2, 16)[0].device.type == "cpu"
