@@ -1,0 +1,102 @@
+"""What is measured: cases, and presets of cases by name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Case(NamedTuple):
+    """One operation on one size of input.
+
+    `operation` is "write", "int8" or "dequantize"; a dequantize case counts its slots as tokens.
+    """
+
+    operation: str
+    tokens: int
+    heads: int = 8
+    size: int = 128
+    dtype: str = "float32"
+    block_size: int = 16
+    model: str = ""
+
+    def __str__(self) -> str:
+        what = f"{self.operation}, {self.tokens} x {self.heads} x {self.size}, {self.dtype}"
+        return f"{what} ({self.model})" if self.model else what
+
+    @property
+    def itemsize(self) -> int:
+        return {"bfloat16": 2}.get(self.dtype) or np.dtype(self.dtype).itemsize
+
+    @property
+    def num_blocks(self) -> int:
+        """256 blocks, as in the table of kv-cache-xpu, or just enough for the tokens."""
+        if self.operation == "dequantize":
+            return -(-self.tokens // self.block_size)
+        return max(256, -(-self.tokens * 5 // 4 // self.block_size))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the operation must read and write: rows and caches, scales, slots."""
+        rows = self.tokens * self.heads
+        values, scales, slots = rows * self.size, 4 * rows, 8 * self.tokens
+        if self.operation == "write":
+            return 4 * values * self.itemsize + slots
+        if self.operation == "int8":
+            return 2 * (values * (self.itemsize + 1) + scales) + slots
+        return values * (1 + self.itemsize) + scales
+
+
+DECODE, PREFILL = (1, 8, 64, 256), (512, 4096, 16384)
+MODELS = {
+    "Llama-3-8B": (8, 128),
+    "Qwen2.5-7B": (4, 128),
+    "SmolLM2-135M": (3, 64),
+    "Gemma-2-9B": (8, 256),
+}
+SLOTS = (4096, 65536)
+INT8_TOKENS = (8, 512, 4096)
+
+PRESETS: dict[str, list[Case]] = {
+    "table": [Case("write", 8), Case("int8", 8)],
+    "decode": [Case("write", tokens) for tokens in DECODE],
+    "prefill": [Case("write", tokens) for tokens in PREFILL],
+    "models": [
+        Case("write", tokens, heads, size, "bfloat16", model=model)
+        for model, (heads, size) in MODELS.items()
+        for tokens in (8, 512)
+    ],
+    "dtypes": [
+        Case("write", tokens, dtype=dtype)
+        for tokens in (8, 512)
+        for dtype in ("float32", "float16", "bfloat16", "int8")
+    ],
+    "int8": [
+        Case("int8", tokens, dtype=dtype) for dtype in ("float32", "bfloat16") for tokens in INT8_TOKENS
+    ],
+    "dequantize": [
+        Case("dequantize", slots, dtype=dtype) for dtype in ("float32", "float16") for slots in SLOTS
+    ],
+    "bars": [
+        Case("write", 8),
+        Case("write", 4096),
+        *(Case("int8", tokens) for tokens in INT8_TOKENS),
+        Case("dequantize", 65536),
+    ],
+}
+DESCRIPTIONS = {
+    "table": "8 tokens, 8 heads, 128: the table of kv-cache-xpu",
+    "decode": f"writes of {', '.join(map(str, DECODE))} tokens",
+    "prefill": f"writes of {', '.join(map(str, PREFILL))} tokens",
+    "models": f"bfloat16 rows of {', '.join(MODELS)}",
+    "dtypes": "float32, float16, bfloat16, int8 rows, moved bit for bit",
+    "int8": f"int8 writes of {', '.join(map(str, INT8_TOKENS))} tokens",
+    "dequantize": f"int8 caches of {' and '.join(map(str, SLOTS))} slots",
+    "bars": "what the project has set itself as goals, and whether they are reached",
+}
+
+
+def cases_of(presets: list[str]) -> list[Case]:
+    """Every case of some presets, once."""
+    return list(dict.fromkeys(case for preset in presets for case in PRESETS[preset]))
