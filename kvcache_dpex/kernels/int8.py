@@ -2,7 +2,8 @@
 
 ``scale = absmax / 127`` and ``code = clamp(rint(x / scale), -127, 127)`` with quotients rounded as
 IEEE 754 asks, on devices whose own division may be off by 2.5 units in the last place: a quotient is
-corrected by its remainder (Markstein, "IA-64 and Elementary Functions", 2000, chapter 8).
+corrected by its remainder, which is right where the inverse is (Markstein, "IA-64 and Elementary
+Functions", 2000, chapter 8).
 """
 
 import numpy as np
@@ -17,6 +18,9 @@ LIFT = np.float32(2.0**100)
 # Below 127 * 2**-126 a scale is a whole number of the least float32; it is then worked out as one.
 TINY = np.int32(0x047E0000)
 LEAST = np.float32(2.0**49)
+MANTISSA = np.int32(0x007FFFFF)
+EXPONENT = np.int32(0x7F800000)
+AFTER_POWER = np.int32(0x7E800001)
 ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 LIMIT = np.float32(127.0)
@@ -49,6 +53,10 @@ def inverse_of(absmax, scale):
     if scale == ZERO or absmax >= INFINITY:
         return ZERO
     divisor = scale * lift_of(absmax)
+    bits = device.magnitude(divisor)
+    if (bits & MANTISSA) == MANTISSA:
+        # The number after a power of two is nearest; the steps below would stop at that power.
+        return device.number(AFTER_POWER - (bits & EXPONENT))
     inverse = device.divide(ONE, divisor)
     inverse = device.fma(device.fma(-divisor, inverse, ONE), inverse, inverse)
     return device.fma(device.fma(-divisor, inverse, ONE), inverse, inverse)

@@ -1,0 +1,199 @@
+"""The int8 arithmetic in plain Python, with the division that a sloppy device has."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from kvcache_dpex import reference
+from kvcache_dpex.kernels import device, int8
+from quantizing import check_quantize, quantize_case
+
+FLOAT32_MAX = np.finfo("f4").max
+
+
+def nearest(fraction):
+    """The float32 nearest to a fraction, ties to even: its definition, slowly."""
+    with np.errstate(over="ignore"):
+        guess = np.float32(float(fraction))
+    guess = np.clip(guess, -FLOAT32_MAX, FLOAT32_MAX)
+
+    def distance(candidate):
+        exact = Fraction(float(candidate)) if np.isfinite(candidate) else Fraction(2**128)
+        return abs(fraction - (exact if candidate > 0 else -abs(exact))), int(candidate.view("i4")) & 1
+
+    with np.errstate(over="ignore"):
+        candidates = [
+            guess,
+            np.nextafter(guess, np.float32(np.inf)),
+            np.nextafter(guess, np.float32(-np.inf)),
+        ]
+    return min(candidates, key=distance)
+
+
+def triples(rng):
+    """Operands of an fma: of every size, cancelling, and a hair beside a tie."""
+    for _ in range(1500):
+        x, y, z = (rng.standard_normal(3) * np.exp2(rng.integers(-70, 60, 3))).astype("f4")
+        yield x, y, z
+        yield x, y, -np.float32(x * y)  # leaves the rounding error of the product alone
+        yield x, y, np.float32(x * y) * np.float32(2.0 ** rng.integers(-30, 30))
+    # Products of 2**46 - 1 and 2**46 + 1: less and more than half a unit of z, as no float64 sum can tell.
+    for power in (-60, -23, 0, 50, 100):
+        for x, y in ((2**23 - 1, 2**23 + 1), (8384513, 8392705)):
+            x, y = np.float32(x * 2.0**-35), np.float32(y * 2.0 ** (power - 35))
+            for z in np.array([0x3F800000, 0x3F800001, 0x3FFFFFFF], "i4").view("f4"):
+                yield x, y, z * np.float32(2.0**power)
+                yield -x, y, z * np.float32(-(2.0**power))
+    for bits in rng.integers(0, 0x01000000, (300, 3)):
+        x, y, z = bits.astype("u4").view("f4")
+        yield x, np.float32(1.5), z
+        yield x, np.float32(2.0**-20), z
+        yield np.float32(x * np.float32(2.0**100)), np.float32(y * np.float32(2.0**100)), -z
+    yield FLOAT32_MAX, np.float32(1), np.float32(2.0**103)
+    yield FLOAT32_MAX, np.float32(1), np.nextafter(np.float32(2.0**103), np.float32(0))
+
+
+def test_fma_rounds_once():
+    with np.errstate(all="ignore"):
+        cases = list(triples(np.random.default_rng(50)))
+    twice = 0
+    for x, y, z in cases:
+        wanted = nearest(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)))
+        found = device.fma(x, y, z)
+        assert type(found) is np.float32
+        assert found == wanted, (x, y, z)
+        with np.errstate(over="ignore"):
+            twice += np.float32(float(x) * float(y) + float(z)) != wanted
+    assert twice > 10  # a float64 sum, rounded a second time, would not do
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ((np.inf, 1, 1), np.inf),
+        ((1, 1, -np.inf), -np.inf),
+        ((np.inf, 0, 1), np.nan),
+        ((1, np.nan, 1), np.nan),
+        ((np.inf, 1, -np.inf), np.nan),
+    ],
+)
+def test_fma_without_a_number(arguments, wanted):
+    np.testing.assert_equal(device.fma(*np.array(arguments, "f4")), np.float32(wanted))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_loads_and_stores_of_every_bit_pattern(dtype):
+    """Each value comes back, NaN as NaN; halves of units in the last place round to even."""
+    bits = np.arange(65536, dtype="u2")
+    pointer = bits.view("f2" if dtype == "float16" else "i2")
+    values = np.array([device.load(pointer, index) for index in range(0, 65536, 7)])
+    wanted = reference.as_float32(bits if dtype == "bfloat16" else pointer, dtype)[::7]
+    np.testing.assert_array_equal(values, wanted)
+    between = [np.nextafter(value * np.float32(1 + 2.0**-9), np.float32(0)) for value in values[:3000]]
+    between += [value * np.float32(1 + odd * 2.0**-12) for value in values[:2000] for odd in (1, 2, 3)]
+    between = np.array([*between, FLOAT32_MAX, 65519.99, 65520, np.inf, -np.inf, np.nan], "f4")
+    out = np.zeros(len(between), pointer.dtype)
+    for index, value in enumerate(between):
+        device.store(out, index, value)
+    np.testing.assert_array_equal(out.view("u2"), reference.from_float32(between, dtype).view("u2"))
+
+
+def test_codes_are_whole_and_fit():
+    """What a device leaves undefined is an error in Python."""
+    assert device.code(np.float32(-127)) == -127
+    for value in (np.nan, np.inf, 128, -129):
+        with pytest.raises(ValueError, match="is no int8"):
+            device.code(np.float32(value))
+    assert device.unpack4(device.pack4(*np.array([1, -2, 127, -127], "f4"))) == (1, -2, 127, -127)
+
+
+def off_by(units):
+    """A division whose every result is some units in the last place away from the right one."""
+
+    def divide(x, y):
+        with np.errstate(all="ignore"):
+            return (np.float32(x) / np.float32(y)).view("i4").__add__(np.int32(units)).view("f4")
+
+    return divide
+
+
+@pytest.fixture(params=range(-3, 4))
+def sloppy(request, monkeypatch):
+    """OpenCL allows 2.5 units in the last place."""
+    monkeypatch.setattr(device, "divide", off_by(request.param))
+
+
+def absmaxes(rng):
+    """Largest magnitudes of rows, from the least subnormal number to the largest; the hardest last."""
+    edges = [1, 2, 63, 64, 127, 0x007FFFFF, 0x00800000, int8.TINY - 1, int8.TINY, int8.SMALL - 1, int8.SMALL]
+    bits = [*edges, 0x7F7FFFFF, *rng.integers(1, 0x7F800000, 300), *rng.integers(1, int8.TINY, 50)]
+    return [*np.array(bits, "i4").view("f4"), *all_ones(rng)]
+
+
+def all_ones(rng):
+    """Magnitudes whose scale has a mantissa of ones, where Newton's steps may stay half a unit off."""
+    exponents = rng.choice(np.arange(1, 247), 60, replace=False).astype("i4")
+    scales = ((exponents << 23) | 0x7FFFFF).view("f4")
+    around = (scales.astype("f8") * 127).astype("f4").view("i4")[:, None] + np.arange(-2, 3, dtype="i4")
+    found = around.view("f4")
+    found = found[((found / np.float32(127)).view("u4") & 0x7FFFFF) == 0x7FFFFF]
+    assert found.size >= 60
+    return found
+
+
+def near_ties(rng, scale, absmax, count):
+    """Values of a row that lie on a tie, or up to two units in the last place beside one."""
+    whole = rng.integers(-127, 127, count)
+    values = ((whole + 0.5) * scale.astype("f8")).astype("f4")
+    values = (values.view("i4") + rng.integers(-2, 3, count, dtype="i4")).view("f4")
+    return np.clip(values, -absmax, absmax)
+
+
+def test_codes_and_scales_on_a_sloppy_device(sloppy):
+    """A16: IEEE quotients whatever the device's division gives."""
+    rng = np.random.default_rng(51)
+    for absmax in absmaxes(rng):
+        bits = device.magnitude(-absmax)
+        scale = int8.scale_of(bits)
+        assert scale == absmax / np.float32(127)
+        lift, inverse = int8.lift_of(bits), int8.inverse_of(bits, scale)
+        for x in [absmax, -absmax, np.float32(0), *near_ties(rng, scale, absmax, 10)]:
+            wanted = np.clip(np.rint(x / scale), -127, 127) if scale else 0
+            assert int8.rounded(x, lift, np.float32(scale * lift), inverse) == wanted, (x, absmax)
+
+
+def test_the_hardest_divisors(monkeypatch):
+    """Every tie of some rows; each of the sloppy divisions leads to the same inverse, the right one."""
+    rng = np.random.default_rng(52)
+    chosen = [*all_ones(rng)[:6], *np.exp2(rng.uniform(-148, 127, 6)).astype("f4")]
+    for absmax in chosen:
+        bits = device.magnitude(absmax)
+        scale, lift = int8.scale_of(bits), int8.lift_of(bits)
+        inverses = set()
+        for units in range(-3, 4):
+            monkeypatch.setattr(device, "divide", off_by(units))
+            inverses.add(int8.inverse_of(bits, scale))
+        assert inverses == {np.float32(1) / np.float32(scale * lift)}
+        ties = ((np.arange(-127, 127) + 0.5) * scale.astype("f8")).astype("f4")
+        for step in (-1, 0, 1):
+            for x in np.clip((ties.view("i4") + np.int32(step)).view("f4"), -absmax, absmax):
+                wanted = np.clip(np.rint(x / scale), -127, 127)
+                assert int8.rounded(x, lift, np.float32(scale * lift), *inverses) == wanted, (x, absmax)
+
+
+def test_scales_of_rows_without_a_number():
+    for value in (np.inf, np.nan):
+        bits = device.magnitude(np.float32(-value))
+        scale = int8.scale_of(bits)
+        np.testing.assert_equal(scale, np.float32(value))
+        assert int8.inverse_of(bits, scale) == 0
+    assert device.magnitude(np.float32(np.nan)) > device.magnitude(np.float32(np.inf))
+    assert device.magnitude(np.float32(np.inf)) > device.magnitude(FLOAT32_MAX)
+    assert device.magnitude(np.float32(-0.0)) == 0
+
+
+@pytest.mark.parametrize("runner", ["plain"], indirect=True)
+def test_kernels_on_a_sloppy_device(runner, kernel, sloppy, queue):
+    rng = np.random.default_rng(53)
+    check_quantize(queue, *quantize_case(rng, "float32", tokens=5), np.array([3, 1, 19, 4, 0]))
