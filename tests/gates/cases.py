@@ -11,6 +11,7 @@ import kvcache_dpex
 from kvcache_dpex import reference
 
 SENTINEL = 0xA5
+BLOCK_SIZE = 4
 SLOT_TYPES = ("int32", "int64")
 VALUE_TYPES = ("float32", "float16", "bfloat16")
 # Outputs whose NaN may come with any payload.
@@ -44,9 +45,10 @@ class Case(NamedTuple):
         function = getattr(reference, self.operation)
         taken = inspect.signature(function).parameters
         given = {**after.arguments, **after.options}
-        result = function(**{name: value for name, value in given.items() if name in taken})
-        if result is not None:
-            after.arguments["out"][...] = result
+        with np.errstate(all="ignore"):
+            result = function(**{name: value for name, value in given.items() if name in taken})
+            if result is not None:
+                after.arguments["out"][...] = result
         return after
 
 
@@ -120,95 +122,120 @@ def hostile_slots(num_tokens: int, num_slots: int, dtype: str, rng: np.random.Ge
 
 
 def rows_and_caches(
-    rng: np.random.Generator,
-    dtypes: tuple[str, str],
+    rows: Any,
+    cache_type: str,
     tokens: int,
     heads: int,
     sizes: tuple[int, int],
     layout: str,
-    blocks: int = 3,
-    block_size: int = 4,
+    blocks: int,
 ) -> list[np.ndarray]:
-    """key, value and two caches: ``contiguous``, or as views of ``packed`` or ``interleaved`` buffers."""
-    total, row_type, cache_type = sum(sizes), *dtypes
-    make = floats if cache_type == "int8" and row_type != "int8" else None
-    fused_shape = (tokens, heads, total)
-    fused = make(fused_shape, row_type, rng) if make else filled(fused_shape, row_type, rng)
+    """key, value and two caches: ``contiguous``, or as views of ``packed`` or ``interleaved`` buffers.
+
+    `rows` makes an array of a shape.
+    """
+    total = sum(sizes)
+    fused = rows((tokens, heads, total))
     key, value = fused[..., : sizes[0]], fused[..., sizes[0] :]
     if layout == "packed":
-        both = filled((blocks, block_size, heads, total), cache_type)
+        both = filled((blocks, BLOCK_SIZE, heads, total), cache_type)
         return [key, value, both[..., : sizes[0]], both[..., sizes[0] :]]
     if layout == "interleaved":
-        both = filled((blocks, 2, block_size, heads, sizes[0]), cache_type)
+        both = filled((blocks, 2, BLOCK_SIZE, heads, sizes[0]), cache_type)
         return [key.copy(), value.copy(), both[:, 0], both[:, 1]]
-    caches = [filled((blocks, block_size, heads, size), cache_type) for size in sizes]
+    caches = [filled((blocks, BLOCK_SIZE, heads, size), cache_type) for size in sizes]
     return [key.copy(), value.copy(), *caches]
 
 
-def write_cases() -> list[Case]:
-    """`reshape_and_cache`: every word size, slot type and layout of the caches."""
-    rng = np.random.default_rng(5)
-    shapes = [("float32", 7, 2, (12, 12), "contiguous"), ("uint8", 3, 1, (16, 16), "contiguous")]
-    shapes += [("float16", 2, 3, (96, 96), "contiguous")]
-    for dtype in ("uint8", "uint16", "uint32", "uint64"):
-        shapes += [(dtype, 5, 3, (5, 3), "contiguous"), (dtype, 3, 2, (3, 3), "packed")]
-        shapes += [(dtype, 3, 1, (7, 7), "interleaved")]
-    found = []
-    for slot in SLOT_TYPES:
-        for dtype, tokens, heads, sizes, layout in shapes:
-            arrays = rows_and_caches(rng, (dtype, dtype), tokens, heads, sizes, layout)
-            slots = hostile_slots(tokens, 12, slot, rng)
-            if layout == "packed":
-                slots = np.stack([slots, slots], axis=1)[:, 0]
-            names = ("key", "value", "key_cache", "value_cache", "slot_mapping")
-            name = f"write-{dtype}-{sizes[0]}-{layout}-{slot}"
-            found.append(Case(name, "reshape_and_cache", dict(zip(names, [*arrays, slots])), {}))
-    return found
+def write_case(
+    rng: np.random.Generator,
+    dtype: str,
+    tokens: int,
+    heads: int,
+    sizes: tuple[int, int],
+    layout: str,
+    slot: str,
+    blocks: int = 3,
+) -> Case:
+    """A call of `reshape_and_cache` that moves random bits."""
+
+    def rows(shape: tuple[int, ...]) -> np.ndarray:
+        return filled(shape, dtype, rng)
+
+    arrays = rows_and_caches(rows, dtype, tokens, heads, sizes, layout, blocks)
+    slots = hostile_slots(tokens, blocks * BLOCK_SIZE, slot, rng)
+    if layout == "packed":
+        slots = np.stack([slots, slots], axis=1)[:, 0]
+    names = ("key", "value", "key_cache", "value_cache", "slot_mapping")
+    name = f"write-{dtype}-{tokens}x{heads}x{sizes[0]}-{layout}-{slot}"
+    return Case(name, "reshape_and_cache", dict(zip(names, [*arrays, slots])), {})
 
 
-def quantize_cases() -> list[Case]:
-    """`reshape_and_cache_quant`: whole fours and odd sizes, groups that are not full, special rows."""
-    rng = np.random.default_rng(6)
-    shapes = [(11, 3, (64, 64), "contiguous"), (2, 1, (16, 16), "interleaved"), (3, 2, (48, 48), "packed")]
-    shapes += [(3, 2, (5, 3), "contiguous"), (2, 1, (1, 1), "packed")]
-    found = []
-    for value_type in VALUE_TYPES:
-        row_type = "uint16" if value_type == "bfloat16" else value_type
-        options = {"dtype": "bfloat16"} if value_type == "bfloat16" else {}
-        for slot in SLOT_TYPES:
-            for tokens, heads, sizes, layout in shapes:
-                arrays = rows_and_caches(rng, (value_type, "int8"), tokens, heads, sizes, layout)
-                assert arrays[0].dtype == row_type
-                scales = [filled((12, heads), "float32") for _ in range(2)]
-                slots = hostile_slots(tokens, 12, slot, rng)
-                names = ("key", "value", "kq", "vq", "ks", "vs", "slot_mapping")
-                name = f"quantize-{value_type}-{sizes[0]}-{layout}-{slot}"
-                arguments = dict(zip(names, [*arrays, *scales, slots]))
-                found.append(Case(name, "reshape_and_cache_quant", arguments, options))
-    return found
+def quantize_case(
+    rng: np.random.Generator,
+    value_type: str,
+    tokens: int,
+    heads: int,
+    sizes: tuple[int, int],
+    layout: str,
+    slot: str,
+    blocks: int = 3,
+) -> Case:
+    """A call of `reshape_and_cache_quant` on numbers with hard rows among them."""
+
+    def rows(shape: tuple[int, ...]) -> np.ndarray:
+        return floats(shape, value_type, rng)
+
+    arrays = rows_and_caches(rows, "int8", tokens, heads, sizes, layout, blocks)
+    scales = [filled((blocks * BLOCK_SIZE, heads), "float32") for _ in range(2)]
+    slots = hostile_slots(tokens, blocks * BLOCK_SIZE, slot, rng)
+    names = ("key", "value", "kq", "vq", "ks", "vs", "slot_mapping")
+    name = f"quantize-{value_type}-{tokens}x{heads}x{sizes[0]}-{layout}-{slot}"
+    arguments = dict(zip(names, [*arrays, *scales, slots]))
+    return Case(name, "reshape_and_cache_quant", arguments, _meaning(value_type))
 
 
-def dequantize_cases() -> list[Case]:
-    """`dequant_cache`: all blocks and chosen ones, wide rows and odd ones."""
-    rng = np.random.default_rng(7)
-    found = []
-    for value_type in VALUE_TYPES:
-        out_type = "uint16" if value_type == "bfloat16" else value_type
-        options = {"dtype": "bfloat16"} if value_type == "bfloat16" else {}
-        for size in (20, 3):
-            q = rng.integers(-127, 128, (3, 2, 3, size), np.int8)
-            scales = floats((6, 3), "float32", rng)
-            for block_type in (None, *SLOT_TYPES):
-                arguments = {"q": q, "scales": scales}
-                if block_type:
-                    arguments["blocks"] = np.array([2, -1, 0, 3, 2], block_type)
-                blocks = 5 if block_type else 3
-                arguments["out"] = filled((blocks, 2, 3, size), out_type)
-                name = f"dequantize-{value_type}-{size}-{block_type or 'all'}"
-                found.append(Case(name, "dequant_cache", arguments, options))
-    return found
+def dequantize_case(
+    rng: np.random.Generator, value_type: str, shape: tuple[int, int, int, int], block: str | None
+) -> Case:
+    """A call of `dequant_cache` on all blocks, or on a list with repeats and blocks that do not exist."""
+    blocks, block_size, heads, _ = shape
+    arguments = {
+        "q": rng.integers(-127, 128, shape, np.int8),
+        "scales": floats((blocks * block_size, heads), "float32", rng),
+    }
+    if block:
+        arguments["blocks"] = np.array([blocks - 1, -1, 0, blocks, blocks - 1], block)
+    out_type = "uint16" if value_type == "bfloat16" else value_type
+    arguments["out"] = filled((5 if block else blocks, *shape[1:]), out_type)
+    name = f"dequantize-{value_type}-{'x'.join(map(str, shape))}-{block or 'all'}"
+    return Case(name, "dequant_cache", arguments, _meaning(value_type))
+
+
+def _meaning(value_type: str) -> dict[str, str]:
+    """The option that says what uint16 arrays hold."""
+    return {"dtype": "bfloat16"} if value_type == "bfloat16" else {}
 
 
 def all_cases() -> list[Case]:
     """Every small case; together they launch every packaged module."""
-    return [*write_cases(), *quantize_cases(), *dequantize_cases()]
+    rng = np.random.default_rng(5)
+    whole, packed, interleaved = "contiguous", "packed", "interleaved"
+    found = []
+    for slot in SLOT_TYPES:
+        writes = [("float32", 7, 2, (12, 12), whole), ("uint8", 3, 1, (16, 16), whole)]
+        writes += [("float16", 2, 3, (96, 96), whole)]
+        for dtype in ("uint8", "uint16", "uint32", "uint64"):
+            writes += [(dtype, 5, 3, (5, 3), whole), (dtype, 3, 2, (3, 3), packed)]
+            writes += [(dtype, 3, 1, (7, 7), interleaved)]
+        found += [write_case(rng, *shape, slot) for shape in writes]
+        for value_type in VALUE_TYPES:
+            shapes = [(11, 3, (64, 64), whole), (2, 1, (16, 16), interleaved), (3, 2, (48, 48), packed)]
+            shapes += [(3, 2, (5, 3), whole), (2, 1, (1, 1), packed)]
+            found += [quantize_case(rng, value_type, *shape, slot) for shape in shapes]
+    for value_type in VALUE_TYPES:
+        for size in (20, 3):
+            found += [
+                dequantize_case(rng, value_type, (3, 2, 3, size), block) for block in (None, *SLOT_TYPES)
+            ]
+    return found

@@ -7,6 +7,7 @@ GATES = {
     "test_native.py": "native gate (Intel's offline compiler)",
     "test_driver.py": "driver gate (Intel's Level Zero driver, simulated GPUs)",
     "test_races.py": "race and bounds gate (Oclgrind)",
+    "test_recorded.py": "real GPU gate (what was recorded on an NVIDIA GPU)",
 }
 
 

@@ -57,14 +57,14 @@ def test_no_race_no_stray_access_and_the_oracles_bytes(module, cases_of):
 
 
 def test_declared_duplicates_are_seen_as_a_race():
-    case = case_named("write-uint8-16-contiguous-int64").copy()
+    case = case_named("write-uint8-3x1x16-contiguous-int64").copy()
     case.arguments["slot_mapping"][:] = 3
     for each, views in record(case, Device()):
         assert any("Write-write data race" in finding for finding in oclgrind.run(each, views))
 
 
 def test_a_planted_access_outside_is_seen():
-    _, [(launched, views)] = launches(case_named("write-float32-12-contiguous-int64"))
+    _, [(launched, views)] = launches(case_named("write-float32-7x2x12-contiguous-int64"))
     capacity = 12
     guard = launched.scalars.index(capacity)
     scalars = list(launched.scalars)
@@ -74,7 +74,7 @@ def test_a_planted_access_outside_is_seen():
 
 
 def test_a_planted_short_row_is_seen():
-    case = case_named("write-float32-12-contiguous-int64").copy()
+    case = case_named("write-float32-7x2x12-contiguous-int64").copy()
     [(launched, views)] = record(case, Device())
     views[0] = np.ascontiguousarray(views[0])[:-2]
     findings = oclgrind.run(launched, views)
@@ -83,7 +83,7 @@ def test_a_planted_short_row_is_seen():
 
 @pytest.mark.parametrize("value_type", ["float32", "float16", "bfloat16"])
 def test_a_missing_barrier_is_seen(value_type):
-    _, [(launched, views)] = launches(case_named(f"quantize-{value_type}-64-contiguous-int64"))
+    _, [(launched, views)] = launches(case_named(f"quantize-{value_type}-11x3x64-contiguous-int64"))
     binary = without(launched.module.binary, OP_CONTROL_BARRIER)
     assert binary != launched.module.binary
     findings = oclgrind.run(launched._replace(module=launched.module._replace(binary=binary)), views)
@@ -91,7 +91,7 @@ def test_a_missing_barrier_is_seen(value_type):
 
 
 def test_a_barrier_that_only_some_items_reach_is_seen():
-    _, [(launched, views)] = launches(case_named("quantize-float32-5-contiguous-int64"))
+    _, [(launched, views)] = launches(case_named("quantize-float32-3x2x5-contiguous-int64"))
     lanes, _, tokens = launched.global_size
     findings = oclgrind.run(launched._replace(local_size=(lanes, 1, tokens)), views)
     assert any("divergence" in finding for finding in findings)
