@@ -163,6 +163,44 @@ def test_codes_and_scales_on_a_sloppy_device(sloppy):
             assert int8.rounded(x, lift, np.float32(scale * lift), inverse) == wanted, (x, absmax)
 
 
+def fma_of_arrays(x, y, z):
+    """`device.fma` of whole arrays, for numbers of middling size."""
+    product = np.multiply(x, y, dtype="f8")
+    total = product + z
+    other = total - product
+    error = (product - (total - other)) + (z - other)
+    even = (error != 0) & (total.view("i8") & 1 == 0)
+    total[even] = np.nextafter(total[even], np.copysign(np.inf, error[even]))
+    return total.astype("f4")
+
+
+@pytest.mark.parametrize("units", [-3, 3])
+def test_the_inverse_of_every_mantissa(monkeypatch, units):
+    """All 2**23 of them; those of ones only, which `inverse_of` knows, are not reached."""
+    monkeypatch.setattr(device, "fma", fma_of_arrays)
+    for start in range(0x3F800000, 0x40000000, 2**20):
+        divisors = np.arange(start, start + 2**20, dtype="i4").view("f4")
+        right = np.float32(1) / divisors
+        found = (right.view("i4") + np.int32(units)).view("f4")
+        for _ in range(2):
+            found = int8.nearer_inverse(divisors, found)
+        wrong = divisors[found != right]
+        assert set(wrong.view("u4")) <= {0x3FFFFFFF}
+
+
+def test_quotients_near_ties(monkeypatch):
+    """2**21 rows' scales, each with a value that lies on a tie or beside one."""
+    rng = np.random.default_rng(54)
+    cases = np.array([next(triples(rng)) for _ in range(300)])
+    np.testing.assert_array_equal(fma_of_arrays(*cases.T), [device.fma(*case) for case in cases])
+    monkeypatch.setattr(device, "fma", fma_of_arrays)
+    divisors = (rng.integers(0, 2**23, 2**21) + 0x3F800000).astype("i4").view("f4")
+    ties = ((rng.integers(0, 127, divisors.size) + 0.5) * divisors.astype("f8")).astype("f4")
+    values = (ties.view("i4") + rng.integers(-2, 3, ties.size, dtype="i4")).view("f4")
+    found = int8.quotient_of(values, divisors, np.float32(1) / divisors)
+    np.testing.assert_array_equal(found, values / divisors)
+
+
 def test_the_hardest_divisors(monkeypatch):
     """Every tie of some rows; each of the sloppy divisions leads to the same inverse, the right one."""
     rng = np.random.default_rng(52)

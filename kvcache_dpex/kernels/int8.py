@@ -57,18 +57,24 @@ def inverse_of(absmax, scale):
     if (bits & MANTISSA) == MANTISSA:
         # The number after a power of two is nearest; the steps below would stop at that power.
         return device.number(AFTER_POWER - (bits & EXPONENT))
-    inverse = device.divide(ONE, divisor)
-    inverse = device.fma(device.fma(-divisor, inverse, ONE), inverse, inverse)
+    return nearer_inverse(divisor, nearer_inverse(divisor, device.divide(ONE, divisor)))
+
+
+def nearer_inverse(divisor, inverse):
+    """One of Newton's steps."""
     return device.fma(device.fma(-divisor, inverse, ONE), inverse, inverse)
+
+
+def quotient_of(value, divisor, inverse):
+    """``value / divisor``, rounded to nearest."""
+    quotient = value * inverse
+    quotient = device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
+    return device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
 
 
 def rounded(x, lift, divisor, inverse):
     """The code of a value, as a whole float32; `divisor` is the lifted scale."""
-    value = x * lift
-    quotient = value * inverse
-    quotient = device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
-    quotient = device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
-    nearest = device.clamp(device.rint(quotient), -LIMIT, LIMIT)
+    nearest = device.clamp(device.rint(quotient_of(x * lift, divisor, inverse)), -LIMIT, LIMIT)
     # NaN here in rows that are not finite, and what a device makes of NaN as an integer is undefined.
     return nearest if inverse > ZERO else ZERO
 
