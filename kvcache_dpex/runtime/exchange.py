@@ -40,7 +40,7 @@ def to_torch(array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     torch.bfloat16
     """
     launch.refuse_after_fork()
-    if not hasattr(array, "__sycl_usm_array_interface__"):
+    if not hasattr(type(array), "__sycl_usm_array_interface__"):
         raise TypeError(f"`array` must be a dpnp array or a usm_ndarray, got {_name_of(array)}")
     usm = array.get_array() if hasattr(array, "get_array") else array
     if any(stride < 0 for stride in usm.strides):

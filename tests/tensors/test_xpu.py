@@ -149,6 +149,12 @@ def devices_array():
     return arrays.tensor_module().ones((2, 3), dtype="f4", sycl_queue=devices.queue_for("cpu"))
 
 
+class GpuArray(SimpleNamespace):
+    """What to_torch takes for a usm_ndarray."""
+
+    __sycl_usm_array_interface__ = None
+
+
 def gpu_array(events, *, usm_type="device", backend="level_zero", context="default"):
     """An array of a GPU that notes what is asked of it."""
 
@@ -165,8 +171,7 @@ def gpu_array(events, *, usm_type="device", backend="level_zero", context="defau
         backend=SimpleNamespace(name=backend),
         sycl_platform=platform,
     )
-    return SimpleNamespace(
-        __sycl_usm_array_interface__={},
+    return GpuArray(
         strides=(3, 1),
         dtype=torch.float32,
         flags=SimpleNamespace(writable=True),
