@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvcache_dpex.runtime.store import Module
+from kvcache_dpex.runtime import store
+
+from .table import digest_of_modules
 
 AXES = "xyz"
 
@@ -38,6 +40,13 @@ class Translated:
     def __init__(self, folder: Path, change: Any = None) -> None:
         self.folder, self.change = folder, change
         self.list = json.loads((folder / "modules.json").read_text())
+        if self.list["digest"] != digest_of_modules():
+            raise SystemExit(f"{folder} is of other modules than those packaged here: translate again")
+        for function, choice in store.catalogue():
+            if store.packaged(store.signature(function, **choice)) is None:
+                raise SystemExit(
+                    "the sources have changed since the package's modules were built: build them"
+                )
         self.launched: set[str] = set()
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._modules: list[ctypes.c_void_p] = []
@@ -57,7 +66,7 @@ class Translated:
 
     def launcher(
         self,
-        module: Module,
+        module: store.Module,
         queue: Any,
         scalars: tuple[int, ...],
         global_size: tuple[int, ...],

@@ -32,9 +32,11 @@ def _write(key, value, key_cache, value_cache, slots, tokens, ROW: tl.constexpr,
 @triton.jit
 def _codes(x, scale):
     """``rint(x / scale)`` with the quotient exactly rounded, by one division a row."""
-    inverse = tl.where(scale > 0, tl.div_rn(1.0, scale), 0.0)
+    inverse = tl.where(scale > 0, tl.div_rn(1.0, scale), 0.0)[:, None]
     quotient = x * inverse
-    quotient = tl.fma(tl.fma(-quotient, scale + tl.zeros_like(x), x), inverse + tl.zeros_like(x), quotient)
+    scales = tl.zeros_like(x) + scale[:, None]
+    inverses = tl.zeros_like(x) + inverse
+    quotient = tl.fma(tl.fma(-quotient, scales, x), inverses, quotient)
     return libdevice.rint(quotient).to(tl.int8)
 
 
@@ -54,8 +56,8 @@ def _quantize(
     v = tl.load(value + source, mask=written[:, None], other=0.0).to(tl.float32)
     k_scale = tl.div_rn(tl.max(tl.abs(k), 1), 127.0)
     v_scale = tl.div_rn(tl.max(tl.abs(v), 1), 127.0)
-    tl.store(kq + target, _codes(k, k_scale[:, None]), mask=written[:, None])
-    tl.store(vq + target, _codes(v, v_scale[:, None]), mask=written[:, None])
+    tl.store(kq + target, _codes(k, k_scale), mask=written[:, None])
+    tl.store(vq + target, _codes(v, v_scale), mask=written[:, None])
     tl.store(ks + to, k_scale, mask=written)
     tl.store(vs + to, v_scale, mask=written)
 

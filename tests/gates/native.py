@@ -6,12 +6,14 @@ unpacked by ``python -m tests.gates.fetch``; results are kept beside it, by the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,8 +95,11 @@ def facts(binary: bytes, product: str) -> Facts:
     if kept.exists():
         return Facts(**json.loads(kept.read_text()))
     found = _compile(binary, product)
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps(found._asdict()))
+    with contextlib.suppress(OSError):  # a folder that cannot be written costs time, nothing else
+        kept.parent.mkdir(exist_ok=True)
+        partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        partial.write_text(json.dumps(found._asdict()))
+        os.replace(partial, kept)
     return found
 
 
