@@ -1,32 +1,56 @@
-"""Quantize rows of any size and stride into caches of any stride, a work-group a row."""
+"""Quantize rows of any stride into caches of any stride, a work-group a row and up to eight values an item."""
 
 import numpy as np
 
 from . import device
-from .int8 import inverse_of, lift_of, rounded, scale_of
+from .int8 import ZERO, inverse_of, largest4, lift_of, rounded, scale_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
 
 
-def largest_of_row(pointer, at, stride, size, lane, lanes):
-    """Bits of the largest magnitude of a row, the same for every item of the work-group."""
-    largest = np.int32(0)
-    index = lane
-    while index < size:
-        largest = device.larger(largest, device.magnitude(device.load(pointer, at + index * stride)))
-        index += lanes
-    return device.group_larger(largest)
-
-
-def put_row(codes, to, codes_stride, pointer, at, stride, size, lane, lanes, absmax, scale):
-    """The codes of a row, each item its own."""
-    lift = lift_of(absmax)
-    inverse = inverse_of(absmax, scale)
-    index = lane
-    while index < size:
+def value_at(pointer, at, stride, index, size):
+    """One value of a row, 0 beyond its end."""
+    value = ZERO
+    if index < size:
         value = device.load(pointer, at + index * stride)
-        codes[to + index * codes_stride] = device.code(rounded(value, lift, scale * lift, inverse))
-        index += lanes
+    return value
+
+
+def load8(pointer, at, stride, lane, lanes, size):
+    """Eight values of a row, `lanes` apart."""
+    return (
+        value_at(pointer, at, stride, lane, size),
+        value_at(pointer, at, stride, lane + lanes, size),
+        value_at(pointer, at, stride, lane + 2 * lanes, size),
+        value_at(pointer, at, stride, lane + 3 * lanes, size),
+        value_at(pointer, at, stride, lane + 4 * lanes, size),
+        value_at(pointer, at, stride, lane + 5 * lanes, size),
+        value_at(pointer, at, stride, lane + 6 * lanes, size),
+        value_at(pointer, at, stride, lane + 7 * lanes, size),
+    )
+
+
+def largest8(x):
+    """Bits of the largest of eight magnitudes."""
+    return device.larger(largest4(x[0], x[1], x[2], x[3]), largest4(x[4], x[5], x[6], x[7]))
+
+
+def put_at(codes, to, stride, index, size, x, lift, divisor, inverse):
+    """The code of one value, nothing beyond the end of the row."""
+    if index < size:
+        codes[to + index * stride] = device.code(rounded(x, lift, divisor, inverse))
+
+
+def put8(codes, to, stride, lane, lanes, size, x, lift, divisor, inverse):
+    """The codes of `load8`'s values, where it found them."""
+    put_at(codes, to, stride, lane, size, x[0], lift, divisor, inverse)
+    put_at(codes, to, stride, lane + lanes, size, x[1], lift, divisor, inverse)
+    put_at(codes, to, stride, lane + 2 * lanes, size, x[2], lift, divisor, inverse)
+    put_at(codes, to, stride, lane + 3 * lanes, size, x[3], lift, divisor, inverse)
+    put_at(codes, to, stride, lane + 4 * lanes, size, x[4], lift, divisor, inverse)
+    put_at(codes, to, stride, lane + 5 * lanes, size, x[5], lift, divisor, inverse)
+    put_at(codes, to, stride, lane + 6 * lanes, size, x[6], lift, divisor, inverse)
+    put_at(codes, to, stride, lane + 7 * lanes, size, x[7], lift, divisor, inverse)
 
 
 def quantize_any(
@@ -38,7 +62,7 @@ def quantize_any(
     key_scales: "float32*",  # OUT
     value_scales: "float32*",  # OUT
     slot_mapping: "slot*",  # IN   one slot a token; outside [0, num_slots) the token is skipped
-    lanes: "int64",
+    lanes: "int64",  # items of a work-group, at least an eighth of a head
     num_slots: "int64",  # at most 2**32, so that the block is found without a 64-bit division
     block_size: "int64",
     key_size: "int64",
@@ -73,39 +97,32 @@ def quantize_any(
     if 0 <= slot < num_slots:
         block = np.int64(np.uint32(slot) // np.uint32(block_size))
         offset = slot - block * block_size
-        key_at = token * key_token + head * key_head
-        value_at = token * value_token + head * value_head
-        key_absmax = largest_of_row(key, key_at, key_element, key_size, lane, lanes)
-        value_absmax = largest_of_row(value, value_at, value_element, value_size, lane, lanes)
+        at = token * key_token + head * key_head
+        k = load8(key, at, key_element, lane, lanes, key_size)
+        at = token * value_token + head * value_head
+        v = load8(value, at, value_element, lane, lanes, value_size)
+        key_absmax = device.group_larger(largest8(k))
+        value_absmax = device.group_larger(largest8(v))
         key_scale = scale_of(key_absmax)
         value_scale = scale_of(value_absmax)
+        lift = lift_of(key_absmax)
+        inverse = inverse_of(key_absmax, key_scale)
         to = block * key_codes_block + offset * key_codes_offset + head * key_codes_head
-        put_row(
-            key_codes,
-            to,
-            key_codes_element,
-            key,
-            key_at,
-            key_element,
-            key_size,
-            lane,
-            lanes,
-            key_absmax,
-            key_scale,
-        )
+        put8(key_codes, to, key_codes_element, lane, lanes, key_size, k, lift, key_scale * lift, inverse)
+        lift = lift_of(value_absmax)
+        inverse = inverse_of(value_absmax, value_scale)
         to = block * value_codes_block + offset * value_codes_offset + head * value_codes_head
-        put_row(
+        put8(
             value_codes,
             to,
             value_codes_element,
-            value,
-            value_at,
-            value_element,
-            value_size,
             lane,
             lanes,
-            value_absmax,
-            value_scale,
+            value_size,
+            v,
+            lift,
+            value_scale * lift,
+            inverse,
         )
         if lane == 0:
             to = block * key_scales_block + offset * key_scales_offset + head * key_scales_head

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from ..kernels.quantize_any import quantize_any
-from ..kernels.quantize_group import quantize_group
 from ..kernels.quantize_lanes import quantize_lanes
+from ..kernels.quantize_rows import quantize_rows
 from ..layout import uniform_slot_stride
 from ..runtime import launch, store
 from ..runtime.arrays import Operand, read, read_output
 from . import validate
-from .geometry import group_limit, lane_groups
+from .geometry import group_limit, lane_groups, round_up
+
+# The CPU device vectorizes a work-group whose first axis is a multiple of this, and is ten times slower else.
+CPU_VECTOR = 8
+MAX_LANES = 32
 
 _launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
 
@@ -125,11 +129,11 @@ def _prepare(
     validate.same_queue(key=k, value=v, kq=kq, vq=vq, ks=ks, vs=vs, slot_mapping=slots)
     if slots.shape[0] == 0 or 0 in kq.shape[:3]:
         return launch.nothing
-    fast = None if misaligned else _in_fours(k, v, kq, vq, ks, vs, slots, value_type)
-    return fast or _any(k, v, kq, vq, ks, vs, slots, value_type)
+    fast = None if misaligned else _in_lanes(k, v, kq, vq, ks, vs, slots, value_type)
+    return fast or _in_groups(k, v, kq, vq, ks, vs, slots, value_type)
 
 
-def _in_fours(
+def _in_lanes(
     k: Operand,
     v: Operand,
     kq: Operand,
@@ -139,8 +143,8 @@ def _in_fours(
     slots: Operand,
     value_type: str,
 ) -> launch.Launch | None:
-    """Heads of whole fours in evenly spaced slots; None if not so, or where a work-group is too small."""
-    if v.shape != k.shape or any(operand.strides[-1] != 1 for operand in (k, v, kq, vq)):
+    """Heads of whole sixteens in evenly spaced slots; None if not so."""
+    if v.shape != k.shape or k.shape[2] % 16 or any(operand.strides[-1] != 1 for operand in (k, v, kq, vq)):
         return None
     num_tokens, num_kv_heads, head_size = slots.shape[0], *k.shape[1:]
     fours = [k.strides[0], k.strides[1], v.strides[0], v.strides[1]]
@@ -152,24 +156,18 @@ def _in_fours(
             return None
         fours += [codes_slot, codes.strides[2]]
         scale_strides += [scales_slot, scales.strides[2]]
-    if head_size == 0 or any(count % 4 for count in (head_size, *fours)):
+    lanes = head_size // 16
+    vector = CPU_VECTOR if k.queue.sycl_device.is_cpu else 1
+    if lanes == 0 or lanes > MAX_LANES or lanes % vector or any(count % 4 for count in fours):
         return None
-    device = k.queue.sycl_device
     num_slots = kq.shape[0] * kq.shape[1]
     strides = (num_slots, slots.strides[0], *(stride // 4 for stride in fours), *scale_strides)
-    if device.is_cpu and head_size // 4 <= group_limit(device):
-        module = store.load(quantize_group, value=value_type, slot=slots.dtype_name)
-        group = (head_size // 4, 1, 1)
-        return launch.Launch(module, k.queue, strides, (group[0], num_kv_heads, num_tokens), group)
-    if not device.is_cpu and head_size % 16 == 0 and head_size // 16 <= 32:
-        module = store.load(quantize_lanes, value=value_type, slot=slots.dtype_name)
-        lanes = head_size // 16
-        scalars = (num_tokens, num_kv_heads, lanes, *strides)
-        return launch.Launch(module, k.queue, scalars, *lane_groups(lanes, num_kv_heads, num_tokens))
-    return None
+    module = store.load(quantize_lanes, value=value_type, slot=slots.dtype_name)
+    scalars = (num_tokens, num_kv_heads, lanes, *strides)
+    return launch.Launch(module, k.queue, scalars, *lane_groups(lanes, num_kv_heads, num_tokens))
 
 
-def _any(
+def _in_groups(
     k: Operand,
     v: Operand,
     kq: Operand,
@@ -182,10 +180,19 @@ def _any(
     """Any sizes and strides, a work-group for each token and head."""
     if kq.shape[0] * kq.shape[1] > 2**32:
         raise ValueError(
-            "`kq` must have at most 2**32 slots unless its heads are contiguous multiples of 4 values, "
+            "`kq` must have at most 2**32 slots unless its heads are contiguous multiples of 16 values, "
             f"got {kq.shape[0]} blocks of {kq.shape[1]}"
         )
-    lanes = max(1, min(max(k.shape[2], v.shape[2]), group_limit(k.queue.sycl_device)))
+    device, largest = k.queue.sycl_device, max(k.shape[2], v.shape[2])
+    lanes = min(round_up(max(1, -(-largest // 8)), CPU_VECTOR), group_limit(device))
+    if largest > 8 * lanes:
+        raise ValueError(
+            f"`key` and `value` must have heads of at most {8 * lanes} values on {device.name}, got {largest}"
+        )
+    operands = (k, v, kq, vq)
+    rows = min(k.shape[2], v.shape[2]) >= lanes and all(operand.strides[-1] == 1 for operand in operands)
+    if rows:
+        operands = tuple(operand._replace(strides=operand.strides[:-1]) for operand in operands)
     scalars = (
         lanes,
         kq.shape[0] * kq.shape[1],
@@ -193,12 +200,7 @@ def _any(
         k.shape[2],
         v.shape[2],
         slots.strides[0],
-        *k.strides,
-        *v.strides,
-        *kq.strides,
-        *vq.strides,
-        *ks.strides,
-        *vs.strides,
+        *(stride for operand in (*operands, ks, vs) for stride in operand.strides),
     )
-    module = store.load(quantize_any, value=value_type, slot=slots.dtype_name)
+    module = store.load(quantize_rows if rows else quantize_any, value=value_type, slot=slots.dtype_name)
     return launch.Launch(module, k.queue, scalars, (lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1))

@@ -1,0 +1,108 @@
+"""Quantize rows of contiguous values of any number, a work-group a row and eight values an item."""
+
+import numpy as np
+
+from . import device
+from .int8 import inverse_of, largest4, lift_of, rounded, scale_of
+
+TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
+
+
+def start_of(part, lanes, size):
+    """Where a part of `lanes` values begins: the last ones end with the row and overlap those before.
+
+    So no part is cut short: a CPU writes whole vectors, and what is written twice is the same twice.
+    """
+    return min(part * lanes, size - lanes)
+
+
+def load8(pointer, at, lanes, size):
+    """Eight values of a row, one of each part."""
+    return (
+        device.load(pointer, at + start_of(0, lanes, size)),
+        device.load(pointer, at + start_of(1, lanes, size)),
+        device.load(pointer, at + start_of(2, lanes, size)),
+        device.load(pointer, at + start_of(3, lanes, size)),
+        device.load(pointer, at + start_of(4, lanes, size)),
+        device.load(pointer, at + start_of(5, lanes, size)),
+        device.load(pointer, at + start_of(6, lanes, size)),
+        device.load(pointer, at + start_of(7, lanes, size)),
+    )
+
+
+def largest8(x):
+    """Bits of the largest of eight magnitudes."""
+    return device.larger(largest4(x[0], x[1], x[2], x[3]), largest4(x[4], x[5], x[6], x[7]))
+
+
+def put8(codes, to, lanes, size, x, lift, divisor, inverse):
+    """The codes of `load8`'s values, where it found them."""
+    codes[to + start_of(0, lanes, size)] = device.code(rounded(x[0], lift, divisor, inverse))
+    codes[to + start_of(1, lanes, size)] = device.code(rounded(x[1], lift, divisor, inverse))
+    codes[to + start_of(2, lanes, size)] = device.code(rounded(x[2], lift, divisor, inverse))
+    codes[to + start_of(3, lanes, size)] = device.code(rounded(x[3], lift, divisor, inverse))
+    codes[to + start_of(4, lanes, size)] = device.code(rounded(x[4], lift, divisor, inverse))
+    codes[to + start_of(5, lanes, size)] = device.code(rounded(x[5], lift, divisor, inverse))
+    codes[to + start_of(6, lanes, size)] = device.code(rounded(x[6], lift, divisor, inverse))
+    codes[to + start_of(7, lanes, size)] = device.code(rounded(x[7], lift, divisor, inverse))
+
+
+def quantize_rows(
+    item: "item[3]",  # (items of a work-group, heads, tokens)
+    key: "value*",  # IN
+    value: "value*",  # IN
+    key_codes: "int8*",  # OUT
+    value_codes: "int8*",  # OUT
+    key_scales: "float32*",  # OUT
+    value_scales: "float32*",  # OUT
+    slot_mapping: "slot*",  # IN   one slot a token; outside [0, num_slots) the token is skipped
+    lanes: "int64",  # items of a work-group: at least an eighth of a head, and no more than a head
+    num_slots: "int64",  # at most 2**32, so that the block is found without a 64-bit division
+    block_size: "int64",
+    key_size: "int64",
+    value_size: "int64",
+    slot_stride: "int64",
+    key_token: "int64",
+    key_head: "int64",
+    value_token: "int64",
+    value_head: "int64",
+    key_codes_block: "int64",
+    key_codes_offset: "int64",
+    key_codes_head: "int64",
+    value_codes_block: "int64",
+    value_codes_offset: "int64",
+    value_codes_head: "int64",
+    key_scales_block: "int64",
+    key_scales_offset: "int64",
+    key_scales_head: "int64",
+    value_scales_block: "int64",
+    value_scales_offset: "int64",
+    value_scales_head: "int64",
+):
+    """Codes and scales of row `token`, head by head, go to slot `slot_mapping[token]`."""
+    lane = item.get_id(0)
+    head = item.get_id(1)
+    token = item.get_id(2)
+    slot = slot_mapping[token * slot_stride]
+    if 0 <= slot < num_slots:
+        block = np.int64(np.uint32(slot) // np.uint32(block_size))
+        offset = slot - block * block_size
+        k = load8(key, token * key_token + head * key_head + lane, lanes, key_size)
+        v = load8(value, token * value_token + head * value_head + lane, lanes, value_size)
+        key_absmax = device.group_larger(largest8(k))
+        value_absmax = device.group_larger(largest8(v))
+        key_scale = scale_of(key_absmax)
+        value_scale = scale_of(value_absmax)
+        lift = lift_of(key_absmax)
+        inverse = inverse_of(key_absmax, key_scale)
+        to = block * key_codes_block + offset * key_codes_offset + head * key_codes_head + lane
+        put8(key_codes, to, lanes, key_size, k, lift, key_scale * lift, inverse)
+        lift = lift_of(value_absmax)
+        inverse = inverse_of(value_absmax, value_scale)
+        to = block * value_codes_block + offset * value_codes_offset + head * value_codes_head + lane
+        put8(value_codes, to, lanes, value_size, v, lift, value_scale * lift, inverse)
+        if lane == 0:
+            to = block * key_scales_block + offset * key_scales_offset + head * key_scales_head
+            key_scales[to] = key_scale
+            to = block * value_scales_block + offset * value_scales_offset + head * value_scales_head
+            value_scales[to] = value_scale
