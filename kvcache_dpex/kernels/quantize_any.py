@@ -1,4 +1,4 @@
-"""Quantize rows of any stride into caches of any stride, a work-group a row and up to eight values an item."""
+"""Quantize rows of any stride into caches of any stride, a work-group a row, up to eight values an item."""
 
 import numpy as np
 
