@@ -33,7 +33,9 @@ libraries.watch_imports()
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value  # asked for once: the look-up would cost as much as a launch
+    return value
 
 
 def __dir__() -> list[str]:

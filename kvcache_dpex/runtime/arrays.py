@@ -119,11 +119,15 @@ def _read_usm_output(array: Any) -> tuple[int, tuple]:
 
 
 def _read_dpnp(array: Any) -> tuple[int, tuple]:
-    return _read_usm(array.get_array())
+    usm = array.get_array()
+    return usm._pointer, (usm.shape, usm.strides, usm.dtype, usm.sycl_queue)
 
 
 def _read_dpnp_output(array: Any) -> tuple[int, tuple]:
-    return _read_usm_output(array.get_array())
+    usm = array.get_array()
+    if not usm.flags.writable:
+        raise _ReadOnly
+    return usm._pointer, (usm.shape, usm.strides, usm.dtype, usm.sycl_queue)
 
 
 # dtypes that no array package here has: their bits travel as unsigned integers.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # DPCTLKernelArgType, the same in every dpctl release since 0.17.
 _ARGUMENT_TYPE = {"int64": 6, "pointer": 10}
+_NONE = ctypes.c_size_t(0)
 
 _forked = False
 
@@ -49,24 +50,11 @@ def refuse_after_fork() -> None:
 def _interface() -> ctypes.CDLL:
     devices.load_dpctl()
     library = ctypes.CDLL(str(libraries.dpctl_interface()))
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    submit = library.DPCTLQueue_SubmitNDRange
-    submit.restype = pointer
-    submit.argtypes = (
-        pointer,
-        pointer,
-        pointer,
-        pointer,
-        size,
-        pointer,
-        pointer,
-        size,
-        pointer,
-        size,
-    )
+    # Its ten arguments are ctypes objects, made once: to check and convert them costs microseconds a call.
+    library.DPCTLQueue_SubmitNDRange.restype = ctypes.c_void_p
     for name in ("DPCTLEvent_Wait", "DPCTLEvent_Delete"):
         function = getattr(library, name)
-        function.restype, function.argtypes = None, (pointer,)
+        function.restype, function.argtypes = None, (ctypes.c_void_p,)
     return library
 
 
@@ -112,29 +100,35 @@ class Launch:
         global_size: tuple[int, ...],
         local_size: tuple[int, ...],
     ) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
         kinds = ["pointer" if text.endswith("*") else text for text in module.arguments]
-        self._count = len(kinds)
-        self._types = (ctypes.c_int32 * self._count)(*(_ARGUMENT_TYPE[kind] for kind in kinds))
+        self._types = (ctypes.c_int32 * len(kinds))(*(_ARGUMENT_TYPE[kind] for kind in kinds))
+        self._count = size(len(kinds))
+        self._pack_pointers = struct.Struct(f"{kinds.count('pointer')}P").pack
         # SYCL copies a scalar at submission, so one block serves every call and every thread.
         self._scalars = (ctypes.c_int64 * len(scalars))(*scalars)
         start = ctypes.addressof(self._scalars)
-        self._scalar_addresses = tuple(start + 8 * index for index in range(len(scalars)))
-        self._pack = struct.Struct(f"{self._count}P").pack
+        self._scalar_addresses = struct.pack(
+            f"{len(scalars)}P", *(start + 8 * index for index in range(len(scalars)))
+        )
         axes = len(global_size)
         # SYCL numbers axes the other way round: its last is the fast one.
-        self._global = (ctypes.c_size_t * axes)(*reversed(global_size))
-        self._local = (ctypes.c_size_t * axes)(*reversed(local_size))
-        self._axes = axes
+        self._global = (size * axes)(*reversed(global_size))
+        self._local = (size * axes)(*reversed(local_size))
+        self._axes = size(axes)
         self._kernel = build(module, queue)
-        self._kernel_ref = self._kernel.addressof_ref()
+        self._kernel_ref = pointer(self._kernel.addressof_ref())
         self._queue = queue
-        self._queue_ref = queue.addressof_ref()
+        self._queue_ref = pointer(queue.addressof_ref())
         interface = _interface()
         self._submit = interface.DPCTLQueue_SubmitNDRange
         self._wait, self._delete = interface.DPCTLEvent_Wait, interface.DPCTLEvent_Delete
-        self._in_order = queue.is_in_order
         self._name = module.name
-        self._waits = queue.sycl_device.is_cpu or not (self._in_order or _order_manager())
+        self._orders = None if queue.is_in_order else _order_manager()
+        self._waits = queue.sycl_device.is_cpu or not (queue.is_in_order or self._orders)
+        # A call that waits leaves nothing to order, and an in-order queue costs less.
+        waiting_queue = _in_order(queue) if self._waits and not queue.is_in_order else queue
+        self._waiting_queue_ref = pointer(waiting_queue.addressof_ref())
 
     def __repr__(self) -> str:
         return f"<launch of {self._name}, global {self._global[::-1]}, local {self._local[::-1]}>"
@@ -145,37 +139,49 @@ class Launch:
         On a GPU the host goes on at once and `owners` are kept alive until the kernel has ended; on
         the CPU device, and where dpnp itself blocks, the call returns when the kernel has ended.
         """
-        order = self._order_of_queue()
-        earlier = order.submitted_events if order else ()
+        order = self._orders and self._orders[self._queue]
+        if self._waits:
+            if order and order.num_submitted_events:
+                order.wait()
+            event = self._submit_after((), self._waiting_queue_ref, pointers)
+            self._wait(event)
+            self._delete(event)
+        else:
+            event = self._submit_after(order.submitted_events if order else (), self._queue_ref, pointers)
+            event = devices.load_dpctl().SyclEvent(capsule(event, b"SyclEventRef"))
+            _keep_until_done(event, owners, order)
+
+    def _submit_after(self, earlier: Any, queue_ref: Any, pointers: tuple[int, ...]) -> int:
+        """Submit to a queue, to start after some events; the address of the new event."""
+        events, count = None, _NONE
+        if earlier:
+            events = struct.pack(f"{len(earlier)}P", *(event.addressof_ref() for event in earlier))
+            count = ctypes.c_size_t(len(earlier))
         event = self._submit(
             self._kernel_ref,
-            self._queue_ref,
-            self._pack(*pointers, *self._scalar_addresses),
+            queue_ref,
+            self._pack_pointers(*pointers) + self._scalar_addresses,
             self._types,
             self._count,
             self._global,
             self._local,
             self._axes,
-            struct.pack(f"{len(earlier)}P", *(event.addressof_ref() for event in earlier)),
-            len(earlier),
+            events,
+            count,
         )
         if not event:
             raise RuntimeError(f"the SYCL runtime refused to launch {self!r}; see its message above")
-        if self._waits:
-            self._wait(event)
-            self._delete(event)
-        else:
-            event = devices.load_dpctl().SyclEvent(capsule(event, b"SyclEventRef"))
-            _keep_until_done(event, owners, order)
-
-    def _order_of_queue(self) -> Any:
-        """dpnp's list of what runs on an out-of-order queue; None where the queue itself keeps order."""
-        manager = None if self._in_order else _order_manager()
-        return manager and manager[self._queue]
+        return event
 
 
 def nothing(pointers: tuple[int, ...], owners: Any = None) -> None:
     """In the place of a launch where there is nothing to do."""
+
+
+@functools.cache
+def _in_order(queue: dpctl.SyclQueue) -> dpctl.SyclQueue:
+    """A queue that keeps order, on the device and in the context of one that does not."""
+    return devices.load_dpctl().SyclQueue(queue.sycl_context, queue.sycl_device, property="in_order")
 
 
 @functools.cache
