@@ -62,7 +62,7 @@ def runner(request, monkeypatch, queue):
     return request.param
 
 
-@pytest.fixture(params=["quantize_group", "quantize_lanes", "quantize_any"])
+@pytest.fixture(params=["quantize_rows", "quantize_lanes", "quantize_any"])
 def kernel(request, monkeypatch, queue):
     """Quantize with one kernel, on every device; the names of those that were launched."""
     if "runner" in request.fixturenames:

@@ -1,6 +1,7 @@
 """What the tests of the int8 cache share: rows, caches, comparisons, and the oracle on many rows at once."""
 
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,33 +83,29 @@ def quantize_rows(rows):
         return np.where(kept[..., None], codes, 0).astype("int8"), scales
 
 
-class Seen(NamedTuple):
-    """The device that `ops.quantize` believes to launch on."""
+class Gpu(NamedTuple):
+    """The queue of a GPU, as far as the choice of a kernel looks at it."""
 
-    is_cpu: bool
-    max_work_group_size: int = 1024
-
-
-class SeenQueue(NamedTuple):
-    sycl_device: Seen
+    sycl_device: Any = SimpleNamespace(is_cpu=False)
 
 
 def force_kernel(monkeypatch, queue, name):
     """Have `ops.quantize` choose one kernel wherever that takes the case; returns the names it launches."""
     launched = []
-    real_launch, real_choice = launch.Launch, quantize._in_fours
-    seen = SeenQueue(Seen(is_cpu=name == "quantize_group"))
+    real_launch, in_lanes, whole_rows = launch.Launch, quantize._in_lanes, quantize._whole_rows
 
-    def choose(k, *others):
-        return None if name == "quantize_any" else real_choice(k._replace(queue=seen), *others)
+    def choose_lanes(k, *others):
+        return in_lanes(k._replace(queue=Gpu()), *others) if name == "quantize_lanes" else None
+
+    def choose_rows(*arguments):
+        return name != "quantize_any" and whole_rows(*arguments)
 
     def record(module, _, *rest):
         launched.append(module.name.split("-")[0])
         return real_launch(module, queue, *rest)
 
     monkeypatch.setattr(quantize, "_launches", {})
-    monkeypatch.setattr(quantize, "_in_fours", choose)
-    if name == "quantize_group":
-        monkeypatch.setattr(quantize, "MAX_LANES", 0)
+    monkeypatch.setattr(quantize, "_in_lanes", choose_lanes)
+    monkeypatch.setattr(quantize, "_whole_rows", choose_rows)
     monkeypatch.setattr(launch, "Launch", record)
     return launched

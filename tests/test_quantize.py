@@ -11,9 +11,9 @@ from quantizing import VALUES, check_quantize, option, quantize_case, rows_of, s
 
 SLOTS = [7, -1, 0, 19, 8]
 SIZES = [1, 3, 46, 64, 80, 96, 112, 120, 128, 192, 256, 576, 1025]
-# Which kernels take rows of a size; `quantize_any` takes all.
+# Which kernels take rows of a size.
 CHOICES = [("quantize_any", size) for size in SIZES]
-CHOICES += [("quantize_group", size) for size in SIZES if size % 4 == 0]
+CHOICES += [("quantize_rows", size) for size in SIZES if size >= 8]
 CHOICES += [("quantize_lanes", size) for size in SIZES if size % 16 == 0 and size <= 512]
 # Compiling every kernel once is enough; `test_every_dtype` does.
 no_compiler = pytest.mark.parametrize("runner", ["plain", "packaged"], indirect=True)
@@ -134,11 +134,10 @@ def test_nothing_to_do(kernel, queue, rng, blocks, tokens, slots, size):
     check_quantize(queue, *case, slots_of(slots))
 
 
-@pytest.mark.parametrize("size", [128, 260, 576, 1025])
-def test_group_limits(queue, rng, monkeypatch, size):
-    """A40: heads larger than a work-group may be, if that is 64 items."""
-    monkeypatch.setattr(quantize, "group_limit", lambda device: 64)
-    monkeypatch.setattr(quantize, "_launches", {})
+@pytest.mark.parametrize(("size", "limit"), [(128, 64), (260, 64), (512, 64), (1025, 256), (2048, 256)])
+def test_group_limits(kernel, queue, rng, monkeypatch, size, limit):
+    """A40: heads of many values, where a work-group may have few items."""
+    monkeypatch.setattr(quantize, "group_limit", lambda device: limit)
     check_quantize(queue, *quantize_case(rng, "float16", size=size), slots_of(SLOTS))
 
 

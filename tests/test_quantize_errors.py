@@ -196,8 +196,18 @@ def test_too_many_slots_for_the_general_kernel(queue):
     scales = arrays.Operand((2**33, 1), (1, 1), np.dtype("float32"), queue)
     slots = arrays.Operand((1,), (1,), np.dtype("int64"), queue)
     message = (
-        "`kq` must have at most 2**32 slots unless its heads are contiguous multiples of 4 values, "
+        "`kq` must have at most 2**32 slots unless its heads are contiguous multiples of 16 values, "
         "got 536870912 blocks of 16"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         quantize._prepare(rows, rows, codes, codes, scales, scales, slots, None, False, False, False)
+
+
+def test_heads_too_large_for_a_work_group(arguments, new, queue, monkeypatch):
+    """A40: eight values an item are the most."""
+    monkeypatch.setattr(quantize, "_launches", {})
+    monkeypatch.setattr(quantize, "group_limit", lambda device: 64)
+    for name in ("key", "value", "kq", "vq"):
+        arguments[name] = new(*arguments[name].shape[:-1], 513, dtype=arguments[name].dtype)
+    message = f"`key` and `value` must have heads of at most 512 values on {DEVICE}, got 513"
+    assert_refused(arguments, ValueError, message, queue)

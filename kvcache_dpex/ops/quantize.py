@@ -190,7 +190,7 @@ def _in_groups(
             f"`key` and `value` must have heads of at most {8 * lanes} values on {device.name}, got {largest}"
         )
     operands = (k, v, kq, vq)
-    rows = min(k.shape[2], v.shape[2]) >= lanes and all(operand.strides[-1] == 1 for operand in operands)
+    rows = _whole_rows(operands, lanes)
     if rows:
         operands = tuple(operand._replace(strides=operand.strides[:-1]) for operand in operands)
     scalars = (
@@ -204,3 +204,8 @@ def _in_groups(
     )
     module = store.load(quantize_rows if rows else quantize_any, value=value_type, slot=slots.dtype_name)
     return launch.Launch(module, k.queue, scalars, (lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1))
+
+
+def _whole_rows(operands: tuple[Operand, ...], lanes: int) -> bool:
+    """Whether every row has contiguous values, at least one for each item."""
+    return all(operand.strides[-1] == 1 and operand.shape[-1] >= lanes for operand in operands)
