@@ -6,6 +6,11 @@ and has not yet run on an Intel GPU.
 
 The operations are registered with torch (``torch.ops.kvcache_dpex``) with their mutated arguments and
 fake implementations. They have no gradient: in grad mode an argument that requires one is refused.
+
+torch knows no read-only memory: a tensor made by ``torch.from_numpy`` of a read-only array is written.
+Where a compiled function itself takes views of a buffer, such as its K and V halves, let only the number
+of tokens be dynamic, not the buffer: inductor loses the offset of a view of symbolic size (PyTorch issue
+198068).
 """
 
 from __future__ import annotations
