@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import struct
-import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -25,21 +23,10 @@ if TYPE_CHECKING:
 _ARGUMENT_TYPE = {"int64": 6, "pointer": 10}
 _NONE = ctypes.c_size_t(0)
 
-_forked = False
-
-
-def _note_fork() -> None:
-    """Any operation of dpnp starts SYCL, not only ours, and nothing tells whether one has run."""
-    global _forked
-    _forked = "dpctl" in sys.modules
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
 
 def refuse_after_fork() -> None:
     """Raise in a child of fork: SYCL does not survive it, and the next call would hang."""
-    if _forked:
+    if libraries.is_forked():
         raise RuntimeError(
             "this process was forked after dpctl was loaded, and SYCL does not survive a fork; start "
             "workers with multiprocessing.get_context('spawn')"

@@ -43,10 +43,25 @@ _MKL = (
 _NEEDED_BY = {"dpctl": _CORE, "dpnp": _CORE + _MKL, "numba_dpex": _CORE + _MKL}
 
 
+_forked = False
+
+
 def watch_imports() -> None:
     """Prepare the process whenever dpctl, dpnp or numba_dpex is imported from now on."""
     if not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watcher())
+        os.register_at_fork(after_in_child=_note_fork)
+
+
+def is_forked() -> bool:
+    """Whether this process is the child of a fork that happened after dpctl was loaded."""
+    return _forked
+
+
+def _note_fork() -> None:
+    """Any operation of dpnp starts SYCL, not only ours, and nothing tells whether one has run."""
+    global _forked
+    _forked = "dpctl" in sys.modules
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
