@@ -1,4 +1,4 @@
-"""The least that any operation costs: the launch of a kernel that does nothing."""
+"""The least that any operation costs: a launch that does nothing."""
 
 from typing import Any, Callable
 

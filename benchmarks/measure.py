@@ -17,7 +17,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,24 @@ def measure(contenders: dict[str, Contender], seconds: float) -> Iterator[tuple[
             samples[name] += _turn(contenders[name])
         elapsed, rounds = time.perf_counter() - start, rounds + 1
         yield elapsed, {name: timing_of(taken) for name, taken in samples.items()}
+
+
+def stages(run: Callable[[Callable[[str], None]], None], seconds: float) -> dict[str, Timing]:
+    """Time of each stage of a call, which names a stage when it has ended."""
+    samples: dict[str, list[int]] = {}
+    last = 0
+
+    def ended(stage: str) -> None:
+        nonlocal last
+        now = time.perf_counter_ns()
+        samples.setdefault(stage, []).append(now - last)
+        last = time.perf_counter_ns()
+
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        last = time.perf_counter_ns()
+        run(ended)
+    return {stage: timing_of(taken) for stage, taken in samples.items()}
 
 
 def timing_of(nanoseconds: list[int]) -> Timing:

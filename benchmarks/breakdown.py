@@ -1,0 +1,126 @@
+"""Where the microseconds of a small write go: 8 tokens, 8 heads, 128, float32.
+
+    python -m benchmarks.breakdown
+
+Stages are timed inside of one another, so their sum is larger than the whole by the cost of the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, Callable
+from unittest import mock
+
+from rich.console import Console
+from rich.table import Table
+
+import kvcache_dpex as kv
+from kvcache_dpex.ops import write
+from kvcache_dpex.runtime import launch
+from kvcache_dpex.runtime.arrays import read, read_output
+
+from .floor import empty_launch
+from .measure import Timing, conditions, measure, stages
+from .opencl import RecordedLaunch, opencl_launch
+from .presets import Case
+from .work import Absent, Contender, Work, queue_for
+
+
+def main() -> int:
+    """Print two tables: whole things beside each other, and the stages of one call."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.breakdown", description=__doc__)
+    parser.add_argument("--device", help="a dpctl filter string; default: the best device")
+    parser.add_argument("--seconds", type=float, default=5.0, help="default: %(default)s")
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    work = Work(Case("write", 8), queue_for(options.device))
+    console.print(
+        ", ".join(f"{name} {value}" for name, value in conditions(work.queue).items()), highlight=False
+    )
+    wholes = _wholes(work)
+    *_, (_, timings) = measure(wholes, options.seconds)
+    console.print(_table("whole calls, each with its wait", timings))
+    console.print(_table("stages of one call", stages(_staged(work), options.seconds)))
+    return 0
+
+
+def _wholes(work: Work) -> dict[str, Contender]:
+    a = work.arrays
+    pointers, prepared = _prepared(a)
+    empty, what = empty_launch(work.queue)
+    wholes: dict[str, Callable[[], Any]] = {
+        "reshape_and_cache": lambda: kv.reshape_and_cache(**a),
+        "its launch alone": lambda: prepared(pointers, a),
+        "its launch, all slots negative": _skipping(work, prepared, pointers),
+        f"launch of {what}": empty,
+        "reshape_and_cache without a launch": _without_launch(work),
+    }
+    if work.sycl_device == "CPU":
+        try:
+            wholes["its launch through OpenCL alone, without SYCL"] = opencl_launch(prepared, pointers)
+        except Absent as reason:
+            Console(stderr=True).print(f"no launch through OpenCL alone: {reason}")
+    return {name: work.on_device(run, ()) for name, run in wholes.items()}
+
+
+def _prepared(arguments: dict[str, Any]) -> tuple[tuple[int, ...], RecordedLaunch]:
+    """Pointers and launch of a write that is the first of its geometry."""
+    before = set(write._launches)
+    with mock.patch.object(launch, "Launch", RecordedLaunch):
+        kv.reshape_and_cache(**arguments)
+    (geometry,) = set(write._launches) - before
+    order = ("key", "value", "key_cache", "value_cache", "slot_mapping")
+    return tuple(read(arguments[name], name)[0] for name in order), write._launches[geometry]
+
+
+def _skipping(work: Work, prepared: launch.Launch, pointers: tuple[int, ...]) -> Callable[[], None]:
+    """The same launch where every token is skipped: arguments, but no work."""
+    negative = work.arrays["slot_mapping"] * 0 - 1
+    skipped = (*pointers[:-1], read(negative, "slot_mapping")[0])
+    return lambda: prepared(skipped, negative)
+
+
+def _without_launch(work: Work) -> Callable[[], None]:
+    """The operation on arrays of another shape, for which the launch is replaced by nothing."""
+    a = Work(work.case._replace(block_size=32), work.queue).arrays
+    before = set(write._launches)
+    kv.reshape_and_cache(**a)
+    (geometry,) = set(write._launches) - before
+    write._launches[geometry] = launch.nothing
+    return lambda: kv.reshape_and_cache(**a)
+
+
+def _staged(work: Work) -> Callable[[Callable[[str], None]], None]:
+    """One call, which says when each stage has ended."""
+    a = work.arrays
+
+    def run(ended: Callable[[str], None]) -> None:
+        k, v = read(a["key"], "key"), read(a["value"], "value")
+        kc, vc = read_output(a["key_cache"], "key_cache"), read_output(a["value_cache"], "value_cache")
+        slots = read(a["slot_mapping"], "slot_mapping")
+        ended("reading five arrays")
+        geometry = (k[1], v[1], kc[1], vc[1], slots[1], (k[0] | v[0] | kc[0] | vc[0]) % 16, kc[0] == vc[0])
+        found = write._launches[geometry]
+        ended("geometry and its look-up")
+        found._pack_pointers(k[0], v[0], kc[0], vc[0], slots[0]) + found._scalar_addresses
+        ended("packing of arguments")
+        event = found._submit_after((), found._waiting_queue_ref, (k[0], v[0], kc[0], vc[0], slots[0]))
+        ended("packing again, and submission by SYCL")
+        found._wait(event)
+        ended("wait for the kernel")
+        found._delete(event)
+        ended("deletion of the event")
+
+    return run
+
+
+def _table(title: str, timings: dict[str, Timing]) -> Table:
+    table = Table("what", "median us", "quartiles us", title=title)
+    for name, timing in timings.items():
+        table.add_row(name, f"{timing.median:.1f}", f"{timing.lower:.1f} - {timing.upper:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
