@@ -16,16 +16,20 @@ def refused(error, message):
     return pytest.raises(error, match=f"^{re.escape(message)}$")
 
 
+def scalars_of(kernel, **values):
+    """A kernel's scalars in its own order, by name."""
+    _, *parameters = kernel.__annotations__.items()
+    return [values[name] for name, text in parameters if not text.endswith("*")]
+
+
 def test_scatter_by_itself():
-    """Rows of two units (four words), three tokens, a cache of two slots and slots given as 0, -1, 1."""
+    """Rows of two units (four words), three tokens, a cache of two slots and slots given as 1, -1, 0."""
     key = np.arange(12, dtype="uint64")
     caches = np.zeros((2, 8), "uint64")
-    simulate(
-        scatter,
-        [16, 4],
-        [key, key + np.uint64(100), caches[0], caches[1], np.array([1, -1, 0], "int32")],
-        [3, 2, 2, 1, 2, 2, 2, 2],
-    )
+    pointers = [key, key + np.uint64(100), caches[0], caches[1], np.array([1, -1, 0], "int32")]
+    strides = dict.fromkeys(("key_stride", "value_stride", "key_cache_stride", "value_cache_stride"), 2)
+    scalars = scalars_of(scatter, num_tokens=3, row=2, num_slots=2, slot_stride=1, **strides)
+    simulate(scatter, [2, 4], pointers, scalars, [2, 1])
     assert caches[0].tolist() == [8, 9, 10, 11, 0, 1, 2, 3]
     assert caches[1].tolist() == [108, 109, 110, 111, 100, 101, 102, 103]
 
@@ -34,13 +38,13 @@ def strided(slots, *, key_cache=None, key=None, num_slots=4):
     """scatter_strided over two tokens of one head of three bytes; four slots in blocks of two."""
     key = np.arange(6, dtype="uint8") if key is None else key
     caches = [np.full(12, 99, "uint8") if key_cache is None else key_cache, np.full(12, 99, "uint8")]
-    strides = [3, 3, 1]
-    simulate(
-        scatter_strided,
-        [16, 1, 2],
-        [key, np.arange(6, dtype="uint8"), *caches, np.array(slots)],
-        [num_slots, 2, 3, 3, 1, *strides, *strides, 6, *strides, 6, *strides],
-    )
+    scalars = {"num_tokens": 2, "num_slots": num_slots, "block_size": 2, "slot_stride": 1}
+    for name in ("key", "value"):
+        scalars |= {f"{name}_size": 3, f"{name}_token": 3, f"{name}_head": 3, f"{name}_word": 1}
+        scalars |= {f"{name}_cache_block": 6, f"{name}_cache_offset": 3}
+        scalars |= {f"{name}_cache_head": 3, f"{name}_cache_word": 1}
+    pointers = [key, np.arange(6, dtype="uint8"), *caches, np.array(slots)]
+    simulate(scatter_strided, [3, 1, 2], pointers, scalars_of(scatter_strided, **scalars), [3, 1, 1])
     return caches[0].tolist()
 
 
