@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcache_dpex import reference
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime import arrays, simulate, source, store
+from kvcache_dpex.runtime import arrays, simulate, store
 
 ROOT = Path(__file__).parent.parent
 SENTINEL = 0xA5
@@ -117,10 +117,8 @@ class PlainLaunch:
         elements = [text[:-1] for text in module.arguments if text.endswith("*")]
         # NumPy has no bfloat16: a kernel takes its bits as int16.
         self.types = [np.dtype("int16" if element == "bfloat16" else element) for element in elements]
-        self.queue, self.scalars, self.global_size = queue, scalars, global_size
-        functions = self.kernel, *source.helpers(self.kernel)
-        together = any({"barrier", "group_larger"} & set(each.__code__.co_names) for each in functions)
-        self.local_size = local_size if together else None
+        self.queue, self.scalars = queue, scalars
+        self.global_size, self.local_size = global_size, local_size
 
     def __call__(self, pointers, owners=None):
         self.queue.wait()

@@ -13,7 +13,9 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from ..kernels import device
+from . import source
 
+_TOGETHER = {"barrier", "group_larger", "get_local", "put_local"}
 _PATIENCE = 30  # seconds that an item waits at a barrier that another item never reaches
 
 
@@ -123,7 +125,10 @@ def simulate(
     scalars: Sequence[Any] = (),
     local_size: Optional[Sequence[int]] = None,
 ) -> None:
-    """Run `kernel` for every item of an index space.
+    """Run `kernel` for every item of an index space, one work-group after the other.
+
+    The items of a group run one after the other too, unless they wait for one another or share memory:
+    then each runs in a thread.
 
     Parameters
     ----------
@@ -136,8 +141,7 @@ def simulate(
     scalars
         A number for each scalar argument.
     local_size
-        Items of a work-group along each axis, for a kernel whose items work together: they then run at
-        once, each in a thread. Without it they run one after the other.
+        Items of a work-group along each axis; by default one group holds them all.
 
     Examples
     --------
@@ -161,17 +165,16 @@ def simulate(
         )
     arguments = [_argument(name, text, value) for (name, text), value in zip(parameters, values)]
     if local_size is None:
-        for place in _places(global_size):
-            _run(kernel, Item(place, global_size), arguments)
-        return
+        local_size = [size or 1 for size in global_size]
     if len(local_size) != axes or any(items % local for items, local in zip(global_size, local_size)):
         raise ValueError(
             f"`global_size` must be whole work-groups of {list(local_size)}, got {list(global_size)}"
         )
+    run = _run_together if _work_together(kernel) else _run_in_turn
     for group in _places([items // local for items, local in zip(global_size, local_size)]):
         starts = [place * local for place, local in zip(group, local_size)]
         places = ([start + step for start, step in zip(starts, steps)] for steps in _places(local_size))
-        _run_together(kernel, [Item(place, local_size) for place in places], arguments)
+        run(kernel, [Item(place, local_size) for place in places], arguments)
 
 
 def _argument(name: str, text: str, value: Any) -> Any:
@@ -192,6 +195,17 @@ def _places(sizes: Sequence[int]) -> Any:
     """Every place of an index space, axis 0 the fastest."""
     for place in itertools.product(*(range(size) for size in reversed(sizes))):
         yield place[::-1]
+
+
+def _work_together(kernel: Callable) -> bool:
+    """Whether the items of a group wait for one another or share memory."""
+    functions = kernel, *source.helpers(kernel)
+    return any(_TOGETHER.intersection(function.__code__.co_names) for function in functions)
+
+
+def _run_in_turn(kernel: Callable, items: Sequence[Item], arguments: Sequence[Any]) -> None:
+    for item in items:
+        _run(kernel, item, arguments)
 
 
 def _run_together(kernel: Callable, items: Sequence[Item], arguments: Sequence[Any]) -> None:
