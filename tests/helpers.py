@@ -1,6 +1,7 @@
 """What the tests share: bytes, the same views on host and device, whole memories compared."""
 
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -107,6 +108,13 @@ def contiguous_case(rng, dtype, *, blocks=5, block_size=4, heads=2, size=8, valu
         sentinel((blocks, block_size, heads, size), dtype),
         sentinel((blocks, block_size, heads, value_size), dtype),
     )
+
+
+@functools.cache
+def compiled(function, **types):
+    """A kernel's module, compiled now whatever is packaged or cached."""
+    wanted = store.signature(function, **types)
+    return store.Module(*wanted, store.compile_signature(function, wanted), "compiled")
 
 
 class PlainLaunch:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from helpers import compiled
 from kvcache_dpex.runtime import compiler, spirv, store
 
 CATALOGUE = store.catalogue()
@@ -53,8 +54,8 @@ def test_every_module_is_whole_and_modest(name):
 @pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
 @pytest.mark.parametrize(("function", "types"), CATALOGUE, ids=NAMES)
 def test_every_module_is_what_its_source_compiles_to(function, types):
-    wanted = store.signature(function, **types)
-    assert store.compile_signature(function, wanted) == binary(wanted.name)
+    module = compiled(function, **types)
+    assert module.binary == binary(module.name)
 
 
 @pytest.fixture
