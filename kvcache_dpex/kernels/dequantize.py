@@ -4,12 +4,13 @@ import numpy as np
 
 from . import device
 from .int8 import decoded
+from .parts import index_in_row
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "block": ("int32", "int64")}
 
 
 def dequantize(
-    item: "item[3]",  # (fours of a head, rows of a block, blocks of the result), the first two rounded up
+    item: "nditem[3]",  # (parts of a head, rows of a block, blocks of the result), rows rounded up
     codes: "uint32*",  # IN   blocks of `rows` rows of `fours` fours, `codes_block` fours apart
     scales: "float32*",  # IN   blocks of `rows` scales, `scales_block` apart
     blocks: "block*",  # IN   which block each block of the result shows; not read unless `listed`
@@ -23,10 +24,10 @@ def dequantize(
     scales_block: "int64",
 ):
     """Result block `n` shows block `blocks[n]`, or block `n`; zeros where there is no such block."""
-    four = item.get_id(0)
-    row = item.get_id(1)
-    n = item.get_id(2)
-    if four < fours and row < rows:
+    four = index_in_row(item, fours)
+    row = item.get_global_id(1)
+    n = item.get_global_id(2)
+    if row < rows:
         block = n
         if listed != 0:
             block = np.int64(blocks[n * blocks_stride])

@@ -4,19 +4,21 @@ import numpy as np
 
 from . import device
 from .int8 import ZERO, decoded
+from .parts import index_in_row
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "block": ("int32", "int64")}
 
 
 def dequantize_any(
-    item: "item[3]",  # (values of a head, heads, slots of the result), the first rounded up
+    item: "nditem[3]",  # (parts of a head, heads, slots of the result), slots rounded up
     codes: "int8*",  # IN
     scales: "float32*",  # IN
     blocks: "block*",  # IN   which block each block of the result shows; not read unless `listed`
     out: "value*",  # OUT
     listed: "int64",
     num_blocks: "int64",
-    block_size: "int64",  # the result has at most 2**32 slots: no 64-bit division
+    num_slots: "int64",  # of the result, at most 2**32: no 64-bit division
+    block_size: "int64",
     head_size: "int64",
     blocks_stride: "int64",
     codes_block: "int64",
@@ -32,10 +34,10 @@ def dequantize_any(
     out_element: "int64",
 ):
     """Result block `n` shows block `blocks[n]`, or block `n`; zeros where there is no such block."""
-    element = item.get_id(0)
-    head = item.get_id(1)
-    slot = item.get_id(2)
-    if element < head_size:
+    element = index_in_row(item, head_size)
+    head = item.get_global_id(1)
+    slot = item.get_global_id(2)
+    if slot < num_slots:
         n = np.int64(np.uint32(slot) // np.uint32(block_size))
         offset = slot - n * block_size
         block = n

@@ -4,16 +4,9 @@ import numpy as np
 
 from . import device
 from .int8 import inverse_of, largest4, lift_of, rounded, scale_of
+from .parts import start_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
-
-
-def start_of(part, lanes, size):
-    """Where a part of `lanes` values begins: the last ones end with the row and overlap those before.
-
-    So no part is cut short: a CPU writes whole vectors, and what is written twice is the same twice.
-    """
-    return min(part * lanes, size - lanes)
 
 
 def load8(pointer, at, lanes, size):

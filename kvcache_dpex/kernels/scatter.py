@@ -1,11 +1,13 @@
 """Write rows of 16-byte units into slots that are evenly spaced: the usual cache, at full width."""
 
+from .parts import index_in_row
+
 # A unit is two neighbouring 8-byte words; strides and `row` count units.
 TYPES = {"slot": ("int32", "int64")}
 
 
 def scatter(
-    item: "item[2]",  # (units of a row, tokens), both rounded up
+    item: "nditem[2]",  # (parts of a row, tokens), tokens rounded up
     key: "uint64*",  # IN   rows of `row` units, `key_stride` apart
     value: "uint64*",  # IN
     key_cache: "uint64*",  # OUT  slots of `row` units, `key_cache_stride` apart
@@ -21,9 +23,9 @@ def scatter(
     value_cache_stride: "int64",
 ):
     """Copy row `token` of key and value to slot `slot_mapping[token]`."""
-    unit = item.get_id(0)
-    token = item.get_id(1)
-    if unit < row and token < num_tokens:
+    unit = index_in_row(item, row)
+    token = item.get_global_id(1)
+    if token < num_tokens:
         slot = slot_mapping[token * slot_stride]
         if 0 <= slot < num_slots:
             key_from = 2 * (token * key_stride + unit)

@@ -10,7 +10,7 @@ from ..layout import contiguous_strides
 from ..runtime import arrays, launch, store
 from ..runtime.arrays import Operand, read, read_output
 from . import validate
-from .geometry import row_groups
+from .geometry import head_groups, row_groups
 
 _launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
 
@@ -138,6 +138,7 @@ def _any(
     scalars = (
         int(chosen is not None),
         codes.shape[0],
+        num_slots,
         codes.shape[1],
         codes.shape[3],
         chosen.strides[0] if chosen else 0,
@@ -146,5 +147,5 @@ def _any(
         *out.strides,
     )
     module = store.load(dequantize_any, value=value_type, block=chosen.dtype_name if chosen else "int64")
-    (values, _), (local, _) = row_groups(codes.queue, codes.shape[3], 1)
-    return launch.Launch(module, codes.queue, scalars, (values, codes.shape[2], num_slots), (local, 1, 1))
+    groups = head_groups(codes.queue, codes.shape[3:], codes.shape[2], num_slots)
+    return launch.Launch(module, codes.queue, scalars, *groups)

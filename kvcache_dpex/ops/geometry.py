@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import dpctl
 
+# The CPU device vectorizes a work-group whose first axis is a multiple of this, and is ten times slower else.
+CPU_VECTOR = 8
+
 
 @functools.cache
 def group_limit(device: dpctl.SyclDevice) -> int:
@@ -23,30 +26,46 @@ def round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def power_of_two(size: int) -> int:
-    """The largest power of two that is not above `size`.
-
-    >>> power_of_two(80)
-    64
-    """
-    return 1 << (size.bit_length() - 1)
-
-
 def row_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Global and local size for `slow` rows of `fast` items, both rounded up to whole groups.
+    """Global and local size for `slow` rows of `fast` items: parts of a row, and rows rounded up.
 
     A GPU hides latency with many groups; on the CPU device each group costs about as much as a
     thousand items, so there groups are as large as they may be without leaving a core idle.
     """
     device = queue.sycl_device
-    limit = group_limit(device)
-    wanted = min(limit, 4096 if device.is_cpu else 256)
-    local_fast = min(round_up(fast, 16), power_of_two(wanted))
-    local_slow = max(1, min(slow, wanted // local_fast))
-    return (
-        (round_up(fast, local_fast), round_up(slow, local_slow)),
-        (local_fast, local_slow),
-    )
+    wanted = min(group_limit(device), 4096 if device.is_cpu else 256)
+    parts, width = parts_of(fast, wanted)
+    rows = max(1, min(slow, wanted // width))
+    return (parts * width, round_up(slow, rows)), (width, rows)
+
+
+def parts_of(size: int, most: int) -> tuple[int, int]:
+    """How many equal parts a row has and how wide they are: no wider than the row or `most`.
+
+    A multiple of the CPU device's vector where the row is as long as that.
+
+    >>> parts_of(128, 4096), parts_of(46, 4096), parts_of(576, 256), parts_of(5, 256)
+    ((1, 128), (2, 24), (3, 192), (1, 5))
+    """
+    if size <= CPU_VECTOR:
+        return 1, size
+    parts = -(-size // most)
+    while True:
+        width = round_up(-(-size // parts), CPU_VECTOR)
+        if width <= min(size, most):
+            return parts, width
+        parts += 1
+
+
+def head_groups(
+    queue: dpctl.SyclQueue, sizes: tuple[int, ...], heads: int, slow: int
+) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """As `row_groups` for `slow` rows of `heads`, which hold one or two heads of these sizes."""
+    _, (width, rows) = row_groups(queue, min(sizes), heads * slow)
+    local_heads = max(count for count in range(1, min(heads, rows) + 1) if heads % count == 0)
+    local_slow = max(1, min(slow, rows // local_heads))
+    items = round_up(max(sizes), width)
+    return (items, heads, round_up(slow, local_slow)), (width, local_heads, local_slow)
 
 
 def lane_groups(

@@ -11,10 +11,8 @@ from ..layout import uniform_slot_stride
 from ..runtime import launch, store
 from ..runtime.arrays import Operand, read, read_output
 from . import validate
-from .geometry import group_limit, lane_groups, round_up
+from .geometry import CPU_VECTOR, group_limit, lane_groups, round_up
 
-# The CPU device vectorizes a work-group whose first axis is a multiple of this, and is ten times slower else.
-CPU_VECTOR = 8
 MAX_LANES = 32
 
 _launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
@@ -126,6 +124,7 @@ def _prepare(
         if same and 0 not in kq.shape:
             raise ValueError(f"`{name}` must not be the memory of `{other}`")
     validate.slots(slots, k.shape[0])
+    validate.head_sizes(k, v)
     validate.same_queue(key=k, value=v, kq=kq, vq=vq, ks=ks, vs=vs, slot_mapping=slots)
     if slots.shape[0] == 0 or 0 in kq.shape[:3]:
         return launch.nothing
@@ -184,7 +183,7 @@ def _in_groups(
             f"got {kq.shape[0]} blocks of {kq.shape[1]}"
         )
     device, largest = k.queue.sycl_device, max(k.shape[2], v.shape[2])
-    lanes = min(round_up(max(1, -(-largest // 8)), CPU_VECTOR), group_limit(device))
+    lanes = min(round_up(-(-largest // 8), CPU_VECTOR), group_limit(device))
     if largest > 8 * lanes:
         raise ValueError(
             f"`key` and `value` must have heads of at most {8 * lanes} values on {device.name}, got {largest}"

@@ -24,6 +24,13 @@ def rows(key: Operand, value: Operand) -> None:
         )
 
 
+def head_sizes(key: Operand, value: Operand) -> None:
+    """Heads of at least one value."""
+    for name, operand in (("key", key), ("value", value)):
+        if operand.shape[2] == 0:
+            raise ValueError(f"`{name}` must have a head_size >= 1, got shape {list(operand.shape)}")
+
+
 def cache(name: str, operand: Operand, rows_name: str, rows: Operand) -> None:
     """A cache ``[num_blocks, block_size, num_kv_heads, head_size]`` that takes these rows."""
     if len(operand.shape) != 4:

@@ -10,7 +10,7 @@ from ..layout import uniform_slot_stride
 from ..runtime import launch, store
 from ..runtime.arrays import Operand, read, read_output
 from . import validate
-from .geometry import row_groups
+from .geometry import head_groups, row_groups
 
 _UNIT = 16  # bytes that one item of `scatter` moves
 _launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
@@ -104,7 +104,7 @@ def _prepare(
     k, v, kc, vc = Operand(*key), Operand(*value), Operand(*key_cache), Operand(*value_cache)
     slots = Operand(*slot_mapping)
     _validate(k, v, kc, vc, slots)
-    if slots.shape[0] == 0 or 0 in kc.shape[:3] or kc.shape[3] + vc.shape[3] == 0:
+    if slots.shape[0] == 0 or 0 in kc.shape[:3]:
         return launch.nothing
     if same:
         raise ValueError("`value_cache` must not be the memory of `key_cache`")
@@ -119,6 +119,7 @@ def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) 
     validate.cache("value_cache", vc, "value", v)
     validate.same_slots("value_cache", vc, "key_cache", kc)
     validate.slots(slots, k.shape[0])
+    validate.head_sizes(k, v)
     for name, other in (("value", v), ("key_cache", kc), ("value_cache", vc)):
         if other.dtype != k.dtype:
             raise TypeError(f"`{name}` must have the dtype of `key`, {k.dtype_name}, got {other.dtype_name}")
@@ -178,6 +179,7 @@ def _strided(
         return (*(stride // per_word for stride in strides[:-1]), strides[-1])
 
     scalars = (
+        slots.shape[0],
         kc.shape[0] * kc.shape[1],
         kc.shape[1],
         k.shape[-1] // per_word,
@@ -189,9 +191,8 @@ def _strided(
         *words(vc.strides),
     )
     module = store.load(scatter_strided, word=f"uint{8 * word}", slot=slots.dtype_name)
-    fast = max(k.shape[-1], v.shape[-1]) // per_word
-    (items, _), (local, _) = row_groups(k.queue, fast, 1)
-    return launch.Launch(module, k.queue, scalars, (items, heads, slots.shape[0]), (local, 1, 1))
+    sizes = (k.shape[-1] // per_word, v.shape[-1] // per_word)
+    return launch.Launch(module, k.queue, scalars, *head_groups(k.queue, sizes, heads, slots.shape[0]))
 
 
 def _is_one_run(operand: Operand) -> bool:
