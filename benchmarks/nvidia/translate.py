@@ -30,7 +30,6 @@ TRIPLE = "nvptx64-nvidia-cuda"
 ALIGNED = {
     "scatter": ("key", "value", "key_cache", "value_cache"),
     "quantize_lanes": ("key", "value"),
-    "quantize_group": ("key", "value"),
     "dequantize": ("out",),
 }
 # The axis with the most work-groups, where it is not the last: only CUDA's x takes more than 65535.
