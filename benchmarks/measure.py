@@ -1,8 +1,8 @@
 """Times contenders against each other in one process, and says on what.
 
-Contenders take turns, in a new random order each round, for machines drift. A turn is one call that
-is not counted, for caches and for threads that still spin after another contender, and then some that
-are. A sample is one call and the wait until its work is done.
+Contenders take turns, in a new random order each round, for machines drift. A turn is some calls one
+after another. The first of them, which comes after another contender's work as a write comes after a
+model's other work, is counted by itself. A sample is one call and the wait until its work is done.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ FEWEST_ROUNDS = 5
 
 
 class Timing(NamedTuple):
-    """Median and quartiles in microseconds, of so many samples."""
+    """Median and quartiles of so many samples, and median of the first calls of turns; microseconds."""
 
     median: float
     lower: float
     upper: float
     samples: int
+    first: float
 
 
 def measure(contenders: dict[str, Contender], seconds: float) -> Iterator[tuple[float, dict[str, Timing]]]:
     """Yield after every round the seconds gone by and what is known so far; ends when the time is over."""
     samples: dict[str, list[int]] = {name: [] for name in contenders}
+    firsts: dict[str, list[int]] = {name: [] for name in contenders}
     start = time.perf_counter()
     elapsed, rounds = 0.0, 0
     while rounds < FEWEST_ROUNDS or elapsed < seconds:
         for name in random.sample(list(contenders), len(contenders)):
-            samples[name] += _turn(contenders[name])
+            first, *others = _turn(contenders[name])
+            firsts[name].append(first)
+            samples[name] += others
         elapsed, rounds = time.perf_counter() - start, rounds + 1
-        yield elapsed, {name: timing_of(taken) for name, taken in samples.items()}
+        yield elapsed, {name: timing_of(samples[name], firsts[name]) for name in contenders}
 
 
 def stages(run: Callable[[Callable[[str], None]], None], seconds: float) -> dict[str, Timing]:
@@ -63,27 +67,25 @@ def stages(run: Callable[[Callable[[str], None]], None], seconds: float) -> dict
     while time.perf_counter() < end:
         last = time.perf_counter_ns()
         run(ended)
-    return {stage: timing_of(taken) for stage, taken in samples.items()}
+    return {stage: timing_of(taken, taken) for stage, taken in samples.items()}
 
 
-def timing_of(nanoseconds: list[int]) -> Timing:
+def timing_of(nanoseconds: list[int], firsts: list[int]) -> Timing:
     """Summary of some samples.
 
-    >>> timing_of([1000, 2000, 3000, 4000, 9000])
-    Timing(median=3.0, lower=2.0, upper=4.0, samples=5)
+    >>> timing_of([1000, 2000, 3000, 4000, 9000], [5000])
+    Timing(median=3.0, lower=2.0, upper=4.0, samples=5, first=5.0)
     """
     lower, median, upper = (float(each) / 1000 for each in np.percentile(nanoseconds, [25, 50, 75]))
-    return Timing(median, lower, upper, len(nanoseconds))
+    return Timing(median, lower, upper, len(nanoseconds), float(np.median(firsts)) / 1000)
 
 
 def _turn(contender: Contender) -> list[int]:
     run, finish = contender.run, contender.finish or _done
-    run()
-    finish()
     taken: list[int] = []
     total = 0
     gc.disable()
-    while len(taken) < 3 or (total < TURN_NS and len(taken) < 100):
+    while len(taken) < 4 or (total < TURN_NS and len(taken) < 100):
         start = time.perf_counter_ns()
         run()
         finish()

@@ -78,6 +78,7 @@ PRESETS: dict[str, list[Case]] = {
     "dequantize": [
         Case("dequantize", slots, dtype=dtype) for dtype in ("float32", "float16") for slots in SLOTS
     ],
+    "torch": [Case("write", 8), Case("write", 512), Case("int8", 8), Case("dequantize", 4096)],
     "bars": [
         Case("write", 8),
         Case("write", 4096),
@@ -93,6 +94,7 @@ DESCRIPTIONS = {
     "dtypes": "float32, float16, bfloat16, int8 rows, moved bit for bit",
     "int8": f"int8 writes of {', '.join(map(str, INT8_TOKENS))} tokens",
     "dequantize": f"int8 caches of {' and '.join(map(str, SLOTS))} slots",
+    "torch": "the operations on tensors, called directly and in torch.compile, beside torch's own",
     "bars": "what the project has set itself as goals, and whether they are reached",
 }
 

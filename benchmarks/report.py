@@ -41,12 +41,13 @@ def table_of(result: Result) -> Table:
             result.devices[name],
             f"{timing.median:.1f}",
             f"{timing.lower:.1f} - {timing.upper:.1f}",
+            f"{timing.first:.1f}",
             rate,
             f"{timing.median / ours:.2f}",
             style={"ours": "bold", "copy": "dim", "floor": "dim"}.get(kind),
         )
     for name, reason in result.absent.items():
-        table.add_row(name, "", "-", "", "", reason, style="yellow")
+        table.add_row(f"{name}: {reason}", style="yellow")
     return table
 
 
@@ -68,15 +69,19 @@ def write_json(path: Path, conditions: dict[str, Any], results: list[Result]) ->
 
 
 def draw(path: Path, conditions: dict[str, Any], results: list[Result]) -> None:
-    """A panel a family of cases: a line over the tokens where there are several, else bars."""
+    """A panel a family of cases: lines over the tokens where there are three or more, else bars for each."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    families: dict[Case, list[Result]] = {}
+    families: dict[Any, list[Result]] = {}
     for result in results:
         families.setdefault(result.case._replace(tokens=0), []).append(result)
+    for key, family in list(families.items()):
+        if len(family) == 2:
+            del families[key]
+            families.update({result.case: [result] for result in family})
     figure, axes = pyplot.subplots(
         len(families), 1, figsize=(9, 5 * len(families)), squeeze=False, layout="constrained"
     )
@@ -111,15 +116,12 @@ def _rate(result: Result, name: str) -> float:
 
 def _bars(axis: Any, family: list[Result]) -> None:
     """Time of each contender, shortest on top, with quartiles."""
-    rows = []
-    for result in family:
-        for name, timing in result.timings.items():
-            label = name if len(family) == 1 else f"{name} ({result.case.tokens})"
-            rows.append((timing.median, timing, label, result.kinds[name]))
+    (result,) = family
+    rows = [(timing.median, timing, name, result.kinds[name]) for name, timing in result.timings.items()]
     rows.sort(key=lambda row: -row[0])
     colours = {"ours": "tab:blue", "rival": "tab:gray", "copy": "tab:green", "floor": "tab:olive"}
     medians = [row[0] for row in rows]
     spread = [[row[0] - row[1].lower for row in rows], [row[1].upper - row[0] for row in rows]]
     axis.barh([row[2] for row in rows], medians, xerr=spread, color=[colours[row[3]] for row in rows])
-    axis.set(xscale="log", xlabel="microseconds, median and quartiles", title=str(family[0].case))
+    axis.set(xscale="log", xlabel="microseconds, median and quartiles", title=str(result.case))
     axis.grid(visible=True, axis="x", alpha=0.3)

@@ -113,10 +113,17 @@ class Work:
         """Where tensors are: "XPU" or "CPU"."""
         return "XPU" if self.sycl_device == "GPU" and self.torch.xpu.is_available() else "CPU"
 
-    def on_device(self, run: Callable[[], Any], outputs: tuple[Any, ...] | None = None) -> Contender:
-        """A contender on `arrays`, which writes theirs unless it names others."""
+    def on_device(
+        self, run: Callable[[], Any], outputs: tuple[Any, ...] | None = None, *, waits: bool | None = None
+    ) -> Contender:
+        """A contender on `arrays`, which writes theirs unless it names others.
+
+        Whether a call `waits` for its work itself; this package's do on a CPU.
+        """
         chosen = tuple(self.arrays[name] for name in self.output_names) if outputs is None else outputs
-        return Contender(run, lambda: chosen, self.sycl_device, self.queue.wait)
+        if waits is None:
+            waits = self.sycl_device == "CPU"
+        return Contender(run, lambda: chosen, self.sycl_device, None if waits else self.queue.wait)
 
     def on_torch(self, run: Callable[[], Any], outputs: tuple[Any, ...] | None = None) -> Contender:
         """A contender on `tensors`, which writes theirs unless it names others."""

@@ -61,7 +61,7 @@ def device_copy(work: Work, *sizes: int) -> Contender:
         for to, origin, size in copies:
             work.queue.memcpy(to, origin, size)
 
-    return work.on_device(run, ())
+    return work.on_device(run, (), waits=True)
 
 
 from . import dequantize, int8, write  # noqa: E402, F401

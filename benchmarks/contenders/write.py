@@ -117,7 +117,7 @@ def _(work: Work) -> Contender:
         caches[0][a["slot_mapping"]] = a["key"]
         caches[1][a["slot_mapping"]] = a["value"]
 
-    return work.on_device(run)
+    return work.on_device(run, waits=False)
 
 
 @entry("write", "numba-dpex call_kernel, two launches")
@@ -132,7 +132,7 @@ def _(work: Work) -> Contender:
         for rows, cache in (("key", "key_cache"), ("value", "value_cache")):
             call_kernel(kernel, index_range(row, tokens), words[rows], words[cache], a["slot_mapping"], row)
 
-    return work.on_device(run)
+    return work.on_device(run, waits=True)
 
 
 def rows_to_slots(item, rows, cache, slot_mapping, row):
