@@ -7,7 +7,9 @@ import pytest
 
 from helpers import random_bits, sentinel, to_device
 from kvcache_dpex import dequant_cache, reference, reshape_and_cache_quant
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.kernels import device
+from kvcache_dpex.kernels.int8 import inverse_of, quotient_of
+from kvcache_dpex.runtime import arrays, compiler, launch, store
 from quantizing import EXPONENTS, VALUES, option, quantize_rows, stored
 
 BITS = {"float32": "uint32", "float16": "uint16", "bfloat16": "uint16"}
@@ -167,9 +169,8 @@ def test_one_element_rows_of_every_bit_pattern(queue, dtype):
 
 def test_the_scale_of_every_mantissa(queue):
     """All 2**23 of them in one binade; other binades differ by an exact power of two."""
-    rows = np.zeros((2**20, 8), "f4")
     for start in range(0x3F800000, 0x40000000, 2**20):
-        rows[:, 3] = np.arange(start, start + 2**20, dtype="u4").view("f4")
+        rows = np.arange(start, start + 2**20, dtype="u4").view("f4")[:, None]
         assert_exact(queue, rows, "float32")
 
 
@@ -207,3 +208,28 @@ def test_by_hand(kernel, queue, dtype, row, codes, scale):
         assert arrays.to_numpy(its_scale).view("u4")[1, 0] == scale
     if scale == 0x4400F1E4:
         assert float(arrays.to_numpy(dequant_cache(found[0], scales[0]))[0, 1, 0, 0]) == 65504.0
+
+
+def count_wrong(item: "item[1]", wrong: "int32*"):  # noqa: F722, F821
+    """How many quotients beside ties are not what the device divides, for one divisor from 1 to 2."""
+    divisor = device.number(np.int32(0x3F800000 + item.get_id(0)))
+    inverse = inverse_of(np.int32(0x43000000), divisor)
+    found = np.int32(0)
+    for whole in range(127):
+        tie = device.magnitude((np.float32(whole) + np.float32(0.5)) * divisor)
+        for units in range(-2, 3):
+            value = device.number(np.int32(tie + units))
+            if quotient_of(value, divisor, inverse) != device.divide(value, divisor):
+                found = np.int32(found + 1)
+    wrong[item.get_id(0)] = found
+
+
+@pytest.mark.skipif(not compiler.available(), reason="compiles a kernel of its own, with numba-dpex")
+def test_quotients_beside_every_tie(queue):
+    """A16: every tie of a code with all 2**23 divisors from 1 to 2: one correction is enough."""
+    if not queue.sycl_device.is_cpu:
+        pytest.skip(f"{queue.sycl_device.name} may divide too roughly to be compared with")
+    wrong = to_device(sentinel(2**23, "int32"), queue)
+    run = launch.Launch(store.load(count_wrong), queue, (), (2**23,), (4096,))
+    run((arrays.read(wrong, "wrong")[0],), (wrong,))
+    assert not arrays.to_numpy(wrong).any()

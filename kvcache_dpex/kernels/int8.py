@@ -24,6 +24,9 @@ AFTER_POWER = np.int32(0x7E800001)
 ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 LIMIT = np.float32(127.0)
+HIGHEST = np.int32(127)
+NOTHING = np.int32(0)
+NO_CODES = np.uint32(0)
 INVERSE_LIMIT = np.float32(1.0 / 127.0)
 
 
@@ -66,17 +69,19 @@ def nearer_inverse(divisor, inverse):
 
 
 def quotient_of(value, divisor, inverse):
-    """``value / divisor``, rounded to nearest."""
+    """``value / divisor``, rounded to nearest; one correction is enough beside every tie of a code."""
     quotient = value * inverse
-    quotient = device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
     return device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
 
 
-def rounded(x, lift, divisor, inverse):
-    """The code of a value, as a whole float32; `divisor` is the lifted scale."""
-    nearest = device.clamp(device.rint(quotient_of(x * lift, divisor, inverse)), -LIMIT, LIMIT)
-    # NaN here in rows that are not finite, and what a device makes of NaN as an integer is undefined.
-    return nearest if inverse > ZERO else ZERO
+def clamped(x, lift, divisor, inverse):
+    """The code of a value, as int32, in a row that has one; `divisor` is the lifted scale."""
+    return device.clamp(device.nearest(quotient_of(x * lift, divisor, inverse)), -HIGHEST, HIGHEST)
+
+
+def code_of(x, lift, divisor, inverse):
+    """The code of a value, as int8: 0 in a row of zeros and in one that is not finite."""
+    return device.code(clamped(x, lift, divisor, inverse) if inverse > ZERO else NOTHING)
 
 
 def largest4(a, b, c, d):
@@ -86,13 +91,14 @@ def largest4(a, b, c, d):
 
 
 def codes4(a, b, c, d, lift, divisor, inverse):
-    """The codes of four values, in one word."""
-    return device.pack4(
-        rounded(a, lift, divisor, inverse),
-        rounded(b, lift, divisor, inverse),
-        rounded(c, lift, divisor, inverse),
-        rounded(d, lift, divisor, inverse),
+    """The codes of four values, in one word; see `code_of`."""
+    word = device.pack4(
+        clamped(a, lift, divisor, inverse),
+        clamped(b, lift, divisor, inverse),
+        clamped(c, lift, divisor, inverse),
+        clamped(d, lift, divisor, inverse),
     )
+    return word if inverse > ZERO else NO_CODES
 
 
 def load16(pointer, four, lanes):
@@ -124,3 +130,9 @@ def put16(codes, four, lanes, x, lift, divisor, inverse):
 def decoded(code, scale):
     """``code * scale``; NaN for every code of a row whose scale is not finite, the same on every device."""
     return code * scale if device.magnitude(scale) < INFINITY else device.number(NAN)
+
+
+def decoded4(word, scale):
+    """`decoded` of the four codes in a word."""
+    a, b, c, d = device.unpack4(word)
+    return decoded(a, scale), decoded(b, scale), decoded(c, scale), decoded(d, scale)
