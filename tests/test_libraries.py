@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -74,23 +75,17 @@ def test_the_users_opencl_driver_stays(environment, monkeypatch):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Names of the libraries that would be opened."""
+    """Names of the libraries that would be loaded."""
     names = []
-
-    class Library:
-        @staticmethod
-        def dlopen(path, flags):
-            names.append(Path(os.fsdecode(path)).name)
-
-    monkeypatch.setattr(libraries.ctypes, "CDLL", lambda name: Library)
+    monkeypatch.setattr(libraries.bundle, "load", lambda wanted, folder: names.extend(wanted))
     return names
 
 
 @pytest.mark.parametrize(
     ("linked", "searched", "expected"),
     [
-        (7, "", ["libintlc.so.5", "libsycl.so.7"]),
-        (None, "/elsewhere", ["libintlc.so.5", "libsycl.so.7"]),
+        (7, "", ["libstdc++.so.6", "libintlc.so.5", "libsycl.so.7"]),
+        (None, "/elsewhere", ["libstdc++.so.6", "libintlc.so.5", "libsycl.so.7"]),
         (9, "", []),
         (7, "{lib}", []),
         (7, "/elsewhere:{lib}", []),
@@ -110,6 +105,56 @@ def test_preload_without_a_2024_runtime(environment, opened):
     environment("libintlc.so.5", "libsycl.so.9")
     libraries.preload(libraries._CORE)
     assert opened == []
+
+
+def test_a_bundle_loads_libraries_that_only_they_see():
+    """The C library's own, by name, into a scope where nobody else looks."""
+    names = ["libanl.so.1", "libthread_db.so.1", "libnone.so.0"]
+    code = (
+        "import ctypes; from kvcache_dpex.runtime import bundle; from pathlib import Path\n"
+        "bundle.load({names}, '/'); maps = Path('/proc/self/maps').read_text()\n"
+        "print('libthread_db.so.1' in maps, hasattr(ctypes.CDLL(None), 'td_init'))"
+    )
+    assert output_of(code.format(names=names[:2])) == "True False"
+    assert output_of(code.format(names=names)) == "False False"
+
+
+def skip_without(*modules):
+    for name in modules:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+
+
+@pytest.mark.parametrize("first", ["dpnp", "numba_dpex"])
+def test_the_mathematics_of_dpnp_works(first):
+    """Its MKL, across several of its libraries."""
+    skip_without(first)
+    code = (
+        f"import kvcache_dpex, {first}, dpnp; a = -4 * dpnp.eye(3, dtype='float32')\n"
+        "print(*(float(x.sum()) for x in (dpnp.abs(a), dpnp.matmul(a, a), dpnp.linalg.solve(a, a))))"
+    )
+    assert output_of(code) == "12.0 48.0 3.0"
+
+
+@pytest.mark.parametrize("first", ["dpnp", "numba_dpex"])
+def test_the_mkl_of_dpnp_stays_out_of_the_sight_of_others(first):
+    """Torch has an MKL of its own with narrower integers, and would crash in a matrix product."""
+    skip_without(first)
+    code = (
+        f"import kvcache_dpex, {first}, ctypes; seen = ctypes.CDLL(None)\n"
+        "print([name for name in ('sgemm_', 'cblas_sgemm', 'mkl_blas_sgemm') if hasattr(seen, name)])"
+    )
+    assert output_of(code) == "[]"
+
+
+@pytest.mark.parametrize("first", ["dpnp", "torch", "numba_dpex"])
+def test_torch_multiplies_beside_dpnp(first):
+    skip_without("torch", first)
+    code = (
+        f"import kvcache_dpex, {first}, dpnp, torch; ones = torch.ones(256, 576)\n"
+        "print(float(torch.nn.functional.linear(ones, torch.ones(1536, 576)).mean()))"
+    )
+    assert output_of(code) == "576.0"
 
 
 def test_the_watcher_watches_once_and_finds_nothing():

@@ -7,7 +7,6 @@ has set (LD_LIBRARY_PATH, OCL_ICD_FILENAMES) is respected, never overridden.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.abc
 import importlib.machinery
 import os
@@ -15,6 +14,8 @@ import re
 import site
 import sys
 from pathlib import Path
+
+from . import bundle
 
 # In the order in which they need each other. Newer wheels carry a search path of their own.
 _CORE = (
@@ -93,22 +94,16 @@ def set_opencl_driver() -> None:
 
 
 def preload(names: tuple[str, ...]) -> None:
-    """Load libraries of a 2024 runtime where they are, unless LD_LIBRARY_PATH finds them.
-
-    Lazily bound: the MKL files refer to one another's symbols in a circle.
-    """
+    """Load libraries of a 2024 runtime where they are, unless LD_LIBRARY_PATH finds them."""
     sycl = find("libsycl.so.7")
     if sycl is None or linked_sycl_version() not in (None, 7):
         return
     searched = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     if any(folder and Path(folder, sycl.name).exists() for folder in searched):
         return
-    dlopen = ctypes.CDLL(None).dlopen
-    dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
-    for name in names:
-        path = sycl.with_name(name)
-        if path.exists():
-            dlopen(os.fsencode(path), os.RTLD_LAZY | os.RTLD_GLOBAL)
+    present = [name for name in names if sycl.with_name(name).exists()]
+    # The C++ library first: libur_loader.so.0 exports parts of one of its own, which fit no other library.
+    bundle.load(["libstdc++.so.6", *present], str(sycl.parent))
 
 
 def dpctl_interface() -> Path | None:
