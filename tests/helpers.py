@@ -141,6 +141,8 @@ def _checked(address, owner, dtype):
     usm = owner.get_array() if hasattr(owner, "get_array") else owner
     memory = usm.usm_data
     whole = np.ctypeslib.as_array((ctypes.c_uint8 * memory.nbytes).from_address(memory._pointer))
+    # A CPU loads a word from anywhere; other devices may not.
+    assert address % dtype.itemsize == 0, f"a pointer to {dtype} is off its grid"
     before, skipped = divmod(address - memory._pointer, dtype.itemsize)
     count = (memory.nbytes - skipped) // dtype.itemsize
     return simulate.Pointer(whole[skipped : skipped + count * dtype.itemsize].view(dtype), before)

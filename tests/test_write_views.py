@@ -44,6 +44,18 @@ def one_row_for_all(rng, dtype, size):
     return np.broadcast_to(key[:1], key.shape), np.broadcast_to(value[:, :1], value.shape)
 
 
+def padded_heads(rng, dtype, size):
+    """One element of padding behind each head: sizes suit wide words, strides do not."""
+    both = random_bits(rng, (2, TOKENS, HEADS, size + 1), dtype)[..., :size]
+    return both[0], both[1]
+
+
+def padded_tokens(rng, dtype, size):
+    """One element of padding behind each token, whose heads follow one another."""
+    both = random_bits(rng, (2, TOKENS, HEADS * size + 1), dtype)[..., :-1].reshape(2, TOKENS, HEADS, size)
+    return both[0], both[1]
+
+
 def odd_offset(rng, dtype, size):
     """Rows that start one element after the start of their memory, where no wide word is aligned."""
     return tuple(
@@ -96,14 +108,23 @@ def transposed(dtype, size):
     return sentinel(shape, dtype).T, sentinel(shape, dtype).T
 
 
+def padded_slots(dtype, size):
+    """One element of padding behind each slot, whose heads follow one another."""
+    base = sentinel((2, BLOCKS, BLOCK_SIZE, HEADS * size + 1), dtype)
+    both = base[..., :-1].reshape(2, BLOCKS, BLOCK_SIZE, HEADS, size)
+    return both[0], both[1]
+
+
 def odd_caches(dtype, size):
     count = BLOCKS * BLOCK_SIZE * HEADS * size
     shape = (BLOCKS, BLOCK_SIZE, HEADS, size)
     return tuple(sentinel(count + 1, dtype)[1:].reshape(shape) for _ in range(2))
 
 
-ROWS = [rows, fused_qkv, heads_first, every_second, reversed_rows, one_row_for_all, odd_offset]
-CACHES = [caches, interleaved, packed, in_turns, hnd, reversed_caches, some_blocks, transposed, odd_caches]
+ROWS = [rows, fused_qkv, heads_first, every_second, reversed_rows, one_row_for_all]
+ROWS += [padded_heads, padded_tokens, odd_offset]
+CACHES = [caches, interleaved, packed, in_turns, hnd, reversed_caches, some_blocks, transposed]
+CACHES += [padded_slots, odd_caches]
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 8), ("float32", 3), ("int8", 16), ("uint16", 5)])
