@@ -21,7 +21,11 @@ def random_bits(shape, dtype, seed=0):
 
 def sentinel(shape, dtype):
     """A tensor whose every byte is the sentinel."""
-    return torch.full((int(np.prod(shape)) * dtype.itemsize,), SENTINEL, dtype=torch.uint8).view(dtype).view(shape)
+    return (
+        torch.full((int(np.prod(shape)) * dtype.itemsize,), SENTINEL, dtype=torch.uint8)
+        .view(dtype)
+        .view(shape)
+    )
 
 
 def as_bits(tensor):

@@ -50,13 +50,15 @@ def test_another_libsycl_is_named_with_the_remedy(installed):
         "one process crash it: pip install dpctl==0.22.1 dpnp==0.20.0 intel-sycl-rt==2026.0.0"
     )
     assert compatibility.mismatch() == expected
-    with pytest.raises(RuntimeError, match="brings libsycl.so.9, but dpctl 0.17.0 links libsycl.so.7"):
+    with pytest.raises(RuntimeError, match=r"brings libsycl.so.9, but dpctl 0.17.0 links libsycl.so.7"):
         compatibility.require_match()
 
 
 def test_a_missing_dpctl_is_named(installed):
     installed.update(dpctl=None, libsycl=None)
-    assert compatibility.mismatch().startswith("torch 2.13.0+xpu needs a dpctl beside it: pip install dpctl==")
+    assert compatibility.mismatch().startswith(
+        "torch 2.13.0+xpu needs a dpctl beside it: pip install dpctl=="
+    )
 
 
 def test_a_newer_torch_than_the_table_is_judged_by_what_is_loaded(installed):
@@ -73,7 +75,8 @@ def test_a_torch_without_xpu_goes_with_every_dpctl(installed):
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"), [("2.13.0+xpu", "2.13.0+xpu"), ("2.13.0", None), ("2.13.0+cpu", None), (None, None)]
+    ("version", "expected"),
+    [("2.13.0+xpu", "2.13.0+xpu"), ("2.13.0", None), ("2.13.0+cpu", None), (None, None)],
 )
 def test_the_version_of_an_installed_torch_tells_its_support(version, expected, monkeypatch):
     monkeypatch.setattr(compatibility, "_version", {"torch": version}.get)

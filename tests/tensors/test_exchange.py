@@ -141,7 +141,9 @@ def test_arrays_that_are_refused(cpu, host):
     for thing in (host, torch.zeros(2), None):
         with pytest.raises(TypeError, match="`array` must be a dpnp array or a usm_ndarray, got"):
             kv.to_torch(thing)
-    with pytest.raises(TypeError, match="`dtype` must be as wide as float32, the dtype of `array`, got torch.b"):
+    with pytest.raises(
+        TypeError, match=r"`dtype` must be as wide as float32, the dtype of `array`, got torch.b"
+    ):
         kv.to_torch(to_device(host, cpu), torch.bfloat16)
 
 
@@ -149,7 +151,11 @@ REFUSED = {
     "ordinary memory": (lambda: torch.zeros(3), ValueError, "`tensor` must be in memory that SYCL allocated"),
     "gradient": (lambda: torch.zeros(3, requires_grad=True), ValueError, r"gradient.*tensor.detach\(\)"),
     "conjugated": (lambda: torch.zeros(3, dtype=torch.complex64).conj(), ValueError, "conjugated or negated"),
-    "negated": (lambda: torch.zeros(3, dtype=torch.complex64).conj().imag, ValueError, "conjugated or negated"),
+    "negated": (
+        lambda: torch.zeros(3, dtype=torch.complex64).conj().imag,
+        ValueError,
+        "conjugated or negated",
+    ),
     "meta": (lambda: torch.zeros(3, device="meta"), TypeError, "`tensor` must be on the CPU or an XPU"),
     "sparse": (lambda: torch.eye(3).to_sparse(), TypeError, "`tensor` must be dense"),
     "NumPy": (lambda: np.zeros(3), TypeError, "`tensor` must be a torch.Tensor, got numpy.ndarray"),

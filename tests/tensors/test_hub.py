@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("kernels", reason="kernels is not installed: pip install 'kvcache_dpex[hub]'")
 
-from helpers import output_of, run_python  # noqa: E402
-from kvcache_dpex.__main__ import main  # noqa: E402
-from kvcache_dpex.commands.hub import PACKAGE, write_hub  # noqa: E402
+from helpers import output_of, run_python
+from kvcache_dpex.__main__ import main
+from kvcache_dpex.commands.hub import PACKAGE, write_hub
 
 SEED = "phanerozoic/kv-cache-xpu"
 

@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import torch._dynamo.testing  # noqa: E402
+from tensor_cases import assert_same_memory, contiguous_case, sentinel, twins  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from kvcache_dpex import torch as kv  # noqa: E402
-from tensor_cases import assert_same_memory, contiguous_case, sentinel, twins  # noqa: E402
 
 # PyTorch's own tracers use what PyTorch deprecates.
 pytestmark = [
@@ -58,7 +58,7 @@ def test_opcheck(name):
 def backend(request):
     """A backend that counts graphs; compiled code of other tests is forgotten."""
     torch._dynamo.reset()
-    yield torch._dynamo.testing.CompileCounterWithBackend(request.param)
+    yield CompileCounterWithBackend(request.param)
     torch._dynamo.reset()
 
 
@@ -102,7 +102,7 @@ def test_halves_of_a_buffer_of_symbolic_size_lose_their_offset_in_inductor():
 
 def test_token_counts_become_dynamic_by_themselves():
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(kv.reshape_and_cache, fullgraph=True, backend=counter)
     key, value, *caches = contiguous_case()
     for tokens in (2, 3, 4, 5, 6):

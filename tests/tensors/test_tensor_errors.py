@@ -5,9 +5,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from tensor_cases import contiguous_case, memory  # noqa: E402
+
 import kvcache_dpex  # noqa: E402
 from kvcache_dpex import torch as kv  # noqa: E402
-from tensor_cases import contiguous_case, memory  # noqa: E402
 
 NAMES = ("key", "value", "key_cache", "value_cache", "slot_mapping")
 
@@ -128,7 +129,7 @@ def test_inference_mode():
 def test_int8_write_refuses_what_has_no_int8_form():
     caches = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
     rows = torch.zeros(1, 2, 16, dtype=torch.float64)
-    with pytest.raises(TypeError, match="`key` must be float32, float16, or bfloat16 .*got float64"):
+    with pytest.raises(TypeError, match=r"`key` must be float32, float16, or bfloat16 .*got float64"):
         kv.reshape_and_cache_quant(rows, rows, *caches, torch.tensor([0]))
 
 
@@ -136,13 +137,15 @@ def test_dequantize_refuses_another_dtype_than_that_of_out():
     kq, _, ks, _ = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
     with pytest.raises(TypeError, match=r"`out` must have `dtype` torch.float16, got torch.float32"):
         kv.dequant_cache(kq, ks, dtype=torch.float16, out=torch.zeros(kq.shape))
-    with pytest.raises(TypeError, match="`dtype` must be a torch.dtype or its name, got 'half a float'"):
+    with pytest.raises(TypeError, match=r"`dtype` must be a torch.dtype or its name, got 'half a float'"):
         kv.dequant_cache(kq, ks, dtype="half a float")
 
 
 def test_flash_knows_two_kinds_of_cache():
     scale = torch.ones(1)
-    with pytest.raises(ValueError, match="`kv_cache_dtype` must be 'auto' or 'int8_per_token_head', got 'fp8'"):
+    with pytest.raises(
+        ValueError, match="`kv_cache_dtype` must be 'auto' or 'int8_per_token_head', got 'fp8'"
+    ):
         kv.reshape_and_cache_flash(*arguments().values(), "fp8", scale, scale)
 
 
@@ -167,7 +170,7 @@ def test_allocation_takes_names_and_numpy_integers():
     assert key_cache.dtype == value_cache.dtype == torch.bfloat16
     assert (key_cache.shape, value_cache.shape) == ((4, 8, 2, 16), (4, 8, 2, 8))
     assert not key_cache.any()
-    with pytest.raises(TypeError, match="`dtype` must be a torch.dtype or its name, got 'quick'"):
+    with pytest.raises(TypeError, match=r"`dtype` must be a torch.dtype or its name, got 'quick'"):
         kv.empty_cache(4, 8, 2, 16, dtype="quick", device="cpu")
 
 

@@ -5,10 +5,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from tensor_cases import BITS, as_bits, assert_same_memory, sentinel, twins  # noqa: E402
+
 from kvcache_dpex import reference  # noqa: E402
 from kvcache_dpex import torch as kv  # noqa: E402
 from quantizing import rows_of  # noqa: E402
-from tensor_cases import BITS, as_bits, assert_same_memory, sentinel, twins  # noqa: E402
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SLOTS = torch.tensor([7, -1, 19, 0, 20, 3])

