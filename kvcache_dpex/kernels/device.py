@@ -74,18 +74,19 @@ def divide(x, y):
         return np.float32(x) / np.float32(y)
 
 
-def rint(x):
-    """The nearest whole number, ties to even."""
-    return np.rint(np.float32(x))
+def nearest(x):
+    """The int32 nearest to a float32 below 2**22, ties to even; NaN and others give some int32."""
+    whole = np.rint(np.float32(x))
+    return np.int32(whole) if abs(whole) < 2**22 else np.int32(2**22)
 
 
 def clamp(x, low, high):
-    """``x``, but no less than `low` and no more than `high`."""
-    return np.float32(min(max(x, low), high))
+    """An int32, but no less than `low` and no more than `high`."""
+    return np.int32(min(max(x, low), high))
 
 
 def pack4(a, b, c, d):
-    """Four whole float32 as int8, in one uint32, `a` in its lowest byte."""
+    """Four int32 as int8, in one uint32, `a` in its lowest byte."""
     return np.array([code(a), code(b), code(c), code(d)]).view(np.uint32)[0]
 
 
@@ -95,7 +96,7 @@ def unpack4(word):
 
 
 def code(value):
-    """A whole float32 as int8; what a device makes of any other is undefined."""
+    """An int32 as int8; a device takes its lowest byte."""
     if not -128 <= value <= 127:
         raise ValueError(f"{value} is no int8")
     return np.int8(value)

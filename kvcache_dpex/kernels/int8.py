@@ -24,6 +24,7 @@ AFTER_POWER = np.int32(0x7E800001)
 ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 LIMIT = np.float32(127.0)
+LOWEST = np.int32(-127)
 HIGHEST = np.int32(127)
 NOTHING = np.int32(0)
 NO_CODES = np.uint32(0)
@@ -76,7 +77,7 @@ def quotient_of(value, divisor, inverse):
 
 def clamped(x, lift, divisor, inverse):
     """The code of a value, as int32, in a row that has one; `divisor` is the lifted scale."""
-    return device.clamp(device.nearest(quotient_of(x * lift, divisor, inverse)), -HIGHEST, HIGHEST)
+    return device.clamp(device.nearest(quotient_of(x * lift, divisor, inverse)), LOWEST, HIGHEST)
 
 
 def code_of(x, lift, divisor, inverse):

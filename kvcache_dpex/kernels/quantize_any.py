@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import device
-from .int8 import ZERO, inverse_of, largest4, lift_of, rounded, scale_of
+from .int8 import ZERO, code_of, inverse_of, largest4, lift_of, scale_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
 
@@ -38,7 +38,7 @@ def largest8(x):
 def put_at(codes, to, stride, index, size, x, lift, divisor, inverse):
     """The code of one value, nothing beyond the end of the row."""
     if index < size:
-        codes[to + index * stride] = device.code(rounded(x, lift, divisor, inverse))
+        codes[to + index * stride] = code_of(x, lift, divisor, inverse)
 
 
 def put8(codes, to, stride, lane, lanes, size, x, lift, divisor, inverse):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import device
-from .int8 import inverse_of, largest4, lift_of, rounded, scale_of
+from .int8 import code_of, inverse_of, largest4, lift_of, scale_of
 from .parts import start_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
@@ -30,14 +30,14 @@ def largest8(x):
 
 def put8(codes, to, lanes, size, x, lift, divisor, inverse):
     """The codes of `load8`'s values, where it found them."""
-    codes[to + start_of(0, lanes, size)] = device.code(rounded(x[0], lift, divisor, inverse))
-    codes[to + start_of(1, lanes, size)] = device.code(rounded(x[1], lift, divisor, inverse))
-    codes[to + start_of(2, lanes, size)] = device.code(rounded(x[2], lift, divisor, inverse))
-    codes[to + start_of(3, lanes, size)] = device.code(rounded(x[3], lift, divisor, inverse))
-    codes[to + start_of(4, lanes, size)] = device.code(rounded(x[4], lift, divisor, inverse))
-    codes[to + start_of(5, lanes, size)] = device.code(rounded(x[5], lift, divisor, inverse))
-    codes[to + start_of(6, lanes, size)] = device.code(rounded(x[6], lift, divisor, inverse))
-    codes[to + start_of(7, lanes, size)] = device.code(rounded(x[7], lift, divisor, inverse))
+    codes[to + start_of(0, lanes, size)] = code_of(x[0], lift, divisor, inverse)
+    codes[to + start_of(1, lanes, size)] = code_of(x[1], lift, divisor, inverse)
+    codes[to + start_of(2, lanes, size)] = code_of(x[2], lift, divisor, inverse)
+    codes[to + start_of(3, lanes, size)] = code_of(x[3], lift, divisor, inverse)
+    codes[to + start_of(4, lanes, size)] = code_of(x[4], lift, divisor, inverse)
+    codes[to + start_of(5, lanes, size)] = code_of(x[5], lift, divisor, inverse)
+    codes[to + start_of(6, lanes, size)] = code_of(x[6], lift, divisor, inverse)
+    codes[to + start_of(7, lanes, size)] = code_of(x[7], lift, divisor, inverse)
 
 
 def quantize_rows(

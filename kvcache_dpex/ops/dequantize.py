@@ -101,7 +101,7 @@ def _in_fours(
     num_blocks, block_size, num_kv_heads, head_size = codes.shape
     rows = block_size * num_kv_heads
     if (
-        head_size % 4
+        head_size % 8
         or codes.strides[0] % 4
         or codes.strides[1:] != contiguous_strides(codes.shape)[1:]
         or scales.strides[1:] != contiguous_strides(scales.shape)[1:]
@@ -122,7 +122,7 @@ def _in_fours(
         *strides,
     )
     module = store.load(dequantize, value=value_type, block=chosen.dtype_name if chosen else "int64")
-    (fours, all_rows), (local_fours, local_rows) = row_groups(codes.queue, head_size // 4, rows)
+    (fours, all_rows), (local_fours, local_rows) = row_groups(codes.queue, head_size // 8, rows)
     return launch.Launch(
         module, codes.queue, scalars, (fours, all_rows, blocks_out), (local_fours, local_rows, 1)
     )
