@@ -35,6 +35,7 @@ def to_torch(array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
 
     Examples
     --------
+    >>> import kvcache_dpex
     >>> key_cache, value_cache = kvcache_dpex.empty_cache(4, 16, 8, 128, dtype="bfloat16", device="cpu")
     >>> to_torch(key_cache, torch.bfloat16).dtype
     torch.bfloat16
@@ -104,6 +105,7 @@ def from_torch(tensor: torch.Tensor) -> Any:
 
     Examples
     --------
+    >>> import kvcache_dpex
     >>> key_cache, value_cache = kvcache_dpex.empty_cache(4, 16, 8, 128, device="cpu")
     >>> from_torch(to_torch(key_cache)[1]).shape
     (16, 8, 128)

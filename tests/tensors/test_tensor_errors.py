@@ -1,5 +1,7 @@
 """What is refused, and what autograd is told."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from tensor_cases import contiguous_case, memory  # noqa: E402
 
 import kvcache_dpex  # noqa: E402
 from kvcache_dpex import torch as kv  # noqa: E402
+from kvcache_dpex.runtime import devices, tensors  # noqa: E402
 
 NAMES = ("key", "value", "key_cache", "value_cache", "slot_mapping")
 
@@ -172,6 +175,28 @@ def test_allocation_takes_names_and_numpy_integers():
     assert not key_cache.any()
     with pytest.raises(TypeError, match=r"`dtype` must be a torch.dtype or its name, got 'quick'"):
         kv.empty_cache(4, 8, 2, 16, dtype="quick", device="cpu")
+
+
+class Device:
+    is_cpu = True
+    name = "a CPU"
+    has_aspect_usm_system_allocations = False
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([], "tensors on the CPU need SYCL's CPU device, and none was found: pip install intel-opencl-rt"),
+        ([Device], r"a CPU does not reach ordinary memory \(aspect usm_system_allocations\)"),
+    ],
+    ids=["no CPU device", "no system allocations"],
+)
+def test_tensors_on_the_cpu_need_a_device_that_reaches_them(found, message, monkeypatch):
+    monkeypatch.setattr(tensors, "_cpu_queue", None)
+    monkeypatch.setattr(devices, "load_dpctl", lambda: SimpleNamespace(get_devices=lambda: found))
+    monkeypatch.setattr(devices, "queue_for", lambda name: SimpleNamespace(sycl_device=Device))
+    with pytest.raises(RuntimeError, match=message):
+        kv.reshape_and_cache(*arguments().values())
 
 
 def test_the_default_device_is_the_cpu_where_torch_has_no_xpu(monkeypatch):
