@@ -100,12 +100,24 @@ def test_loads_and_stores_of_every_bit_pattern(dtype):
 
 
 def test_codes_are_whole_and_fit():
-    """What a device leaves undefined is an error in Python."""
-    assert device.code(np.float32(-127)) == -127
-    for value in (np.nan, np.inf, 128, -129):
+    """What a device would cut off is an error in Python."""
+    for value in (128, -129, 2**22):
         with pytest.raises(ValueError, match="is no int8"):
-            device.code(np.float32(value))
-    assert device.unpack4(device.pack4(*np.array([1, -2, 127, -127], "f4"))) == (1, -2, 127, -127)
+            device.code(np.int32(value))
+    codes = np.array([1, -2, 127, -127], "i4")
+    assert [device.code(each) for each in codes] == codes.tolist()
+    assert device.unpack4(device.pack4(*codes)) == tuple(codes)
+
+
+def test_nearest_whole_numbers():
+    """Ties to even; what has none is some number, which rows that are not finite never show."""
+    halves = np.arange(-300, 300).astype("f4") / np.float32(2)
+    around = [halves, np.nextafter(halves, np.float32(999)), np.nextafter(halves, np.float32(-999))]
+    for x in np.concatenate(around):
+        found = device.nearest(x)
+        assert (type(found), found) == (np.int32, np.rint(x))
+    for value in (np.nan, np.inf, -np.inf, 1e30):
+        assert type(device.nearest(np.float32(value))) is np.int32
 
 
 def off_by(units):
@@ -160,7 +172,7 @@ def test_codes_and_scales_on_a_sloppy_device(sloppy):
         lift, inverse = int8.lift_of(bits), int8.inverse_of(bits, scale)
         for x in [absmax, -absmax, np.float32(0), *near_ties(rng, scale, absmax, 10)]:
             wanted = np.clip(np.rint(x / scale), -127, 127) if scale else 0
-            assert int8.rounded(x, lift, np.float32(scale * lift), inverse) == wanted, (x, absmax)
+            assert int8.code_of(x, lift, np.float32(scale * lift), inverse) == wanted, (x, absmax)
 
 
 def fma_of_arrays(x, y, z):
@@ -217,7 +229,7 @@ def test_the_hardest_divisors(monkeypatch):
         for step in (-1, 0, 1):
             for x in np.clip((ties.view("i4") + np.int32(step)).view("f4"), -absmax, absmax):
                 wanted = np.clip(np.rint(x / scale), -127, 127)
-                assert int8.rounded(x, lift, np.float32(scale * lift), *inverses) == wanted, (x, absmax)
+                assert int8.code_of(x, lift, np.float32(scale * lift), *inverses) == wanted, (x, absmax)
 
 
 def test_scales_of_rows_without_a_number():
