@@ -82,16 +82,16 @@ def test_dtypes_that_travel_as_bits(name, cpu):
 
 def test_memory_lives_as_long_as_a_tensor(cpu, host):
     tensor = kv.to_torch(to_device(host, cpu))
+    gc.collect()
     for _ in range(20):
-        gc.collect()
         to_device(np.full_like(host, -1), cpu)
     np.testing.assert_array_equal(tensor.numpy(), host)
 
 
 def test_memory_lives_as_long_as_an_array(cpu, host):
     array = kv.from_torch(kv.to_torch(to_device(host, cpu))[1:])
+    gc.collect()
     for _ in range(20):
-        gc.collect()
         to_device(np.full_like(host, -1), cpu)
     np.testing.assert_array_equal(arrays.to_numpy(array), host[1:])
 

@@ -133,7 +133,7 @@ def test_slots(slots):
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"tokens": 0}, {"blocks": 0}, {"heads": 0}, {"size": 0}],
+    [{"tokens": 0}, {"blocks": 0}, {"heads": 0}],
     ids=lambda sizes: next(iter(sizes)),
 )
 def test_zero_sizes_write_nothing(sizes):
