@@ -80,14 +80,14 @@ def nearest(x):
     return np.int32(whole) if abs(whole) < 2**22 else np.int32(2**22)
 
 
-def clamp(x, low, high):
-    """An int32, but no less than `low` and no more than `high`."""
-    return np.int32(min(max(x, low), high))
+def limited(x, limit):
+    """A float32, but no further from 0 than `limit`."""
+    return np.float32(min(max(x, -limit), limit))
 
 
 def pack4(a, b, c, d):
-    """Four int32 as int8, in one uint32, `a` in its lowest byte."""
-    return np.array([code(a), code(b), code(c), code(d)]).view(np.uint32)[0]
+    """The lowest bytes of four int32 in one uint32, that of `a` in its lowest byte."""
+    return np.array([a, b, c, d], np.int32).astype(np.uint8).view(np.uint32)[0]
 
 
 def unpack4(word):

@@ -24,8 +24,6 @@ AFTER_POWER = np.int32(0x7E800001)
 ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 LIMIT = np.float32(127.0)
-LOWEST = np.int32(-127)
-HIGHEST = np.int32(127)
 NOTHING = np.int32(0)
 NO_CODES = np.uint32(0)
 INVERSE_LIMIT = np.float32(1.0 / 127.0)
@@ -47,16 +45,15 @@ def scale_of(absmax):
     return scale
 
 
-def lift_of(absmax):
-    """The power of two by which a row is multiplied before it is divided."""
-    return LIFT if absmax < SMALL else ONE
+def divisor_of(absmax, scale):
+    """What a row's values are divided by: its scale, lifted where the values are."""
+    return scale * LIFT if absmax < SMALL else scale
 
 
-def inverse_of(absmax, scale):
-    """``1 / scale`` of a lifted row, rounded to nearest; 0 where every code of the row is 0."""
-    if scale == ZERO or absmax >= INFINITY:
+def inverse_of(absmax, divisor):
+    """``1 / divisor``, rounded to nearest; 0 where every code of the row is 0."""
+    if divisor == ZERO or absmax >= INFINITY:
         return ZERO
-    divisor = scale * lift_of(absmax)
     bits = device.magnitude(divisor)
     if (bits & MANTISSA) == MANTISSA:
         # The number after a power of two is nearest; the steps below would stop at that power.
@@ -75,14 +72,19 @@ def quotient_of(value, divisor, inverse):
     return device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
 
 
-def clamped(x, lift, divisor, inverse):
-    """The code of a value, as int32, in a row that has one; `divisor` is the lifted scale."""
-    return device.clamp(device.nearest(quotient_of(x * lift, divisor, inverse)), LOWEST, HIGHEST)
+def lifted(x, divisor):
+    """A value of a small row, lifted. A scale that lost bits is met by no more than 127 of it."""
+    return device.limited(x * LIFT, LIMIT * divisor)
 
 
-def code_of(x, lift, divisor, inverse):
+def lifted4(a, b, c, d, divisor):
+    """`lifted` of four values."""
+    return lifted(a, divisor), lifted(b, divisor), lifted(c, divisor), lifted(d, divisor)
+
+
+def code_of(x, divisor, inverse):
     """The code of a value, as int8: 0 in a row of zeros and in one that is not finite."""
-    return device.code(clamped(x, lift, divisor, inverse) if inverse > ZERO else NOTHING)
+    return device.code(device.nearest(quotient_of(x, divisor, inverse)) if inverse > ZERO else NOTHING)
 
 
 def largest4(a, b, c, d):
@@ -91,13 +93,13 @@ def largest4(a, b, c, d):
     return device.larger(first, device.larger(device.magnitude(c), device.magnitude(d)))
 
 
-def codes4(a, b, c, d, lift, divisor, inverse):
+def codes4(a, b, c, d, divisor, inverse):
     """The codes of four values, in one word; see `code_of`."""
     word = device.pack4(
-        clamped(a, lift, divisor, inverse),
-        clamped(b, lift, divisor, inverse),
-        clamped(c, lift, divisor, inverse),
-        clamped(d, lift, divisor, inverse),
+        device.nearest(quotient_of(a, divisor, inverse)),
+        device.nearest(quotient_of(b, divisor, inverse)),
+        device.nearest(quotient_of(c, divisor, inverse)),
+        device.nearest(quotient_of(d, divisor, inverse)),
     )
     return word if inverse > ZERO else NO_CODES
 
@@ -120,12 +122,21 @@ def largest16(x):
     )
 
 
-def put16(codes, four, lanes, x, lift, divisor, inverse):
+def put16(codes, four, lanes, x, absmax, scale):
     """The codes of `load16`'s values, where it found them."""
-    codes[four] = codes4(x[0], x[1], x[2], x[3], lift, divisor, inverse)
-    codes[four + lanes] = codes4(x[4], x[5], x[6], x[7], lift, divisor, inverse)
-    codes[four + 2 * lanes] = codes4(x[8], x[9], x[10], x[11], lift, divisor, inverse)
-    codes[four + 3 * lanes] = codes4(x[12], x[13], x[14], x[15], lift, divisor, inverse)
+    divisor = divisor_of(absmax, scale)
+    inverse = inverse_of(absmax, divisor)
+    if absmax < SMALL:
+        x = (
+            lifted4(x[0], x[1], x[2], x[3], divisor)
+            + lifted4(x[4], x[5], x[6], x[7], divisor)
+            + lifted4(x[8], x[9], x[10], x[11], divisor)
+            + lifted4(x[12], x[13], x[14], x[15], divisor)
+        )
+    codes[four] = codes4(x[0], x[1], x[2], x[3], divisor, inverse)
+    codes[four + lanes] = codes4(x[4], x[5], x[6], x[7], divisor, inverse)
+    codes[four + 2 * lanes] = codes4(x[8], x[9], x[10], x[11], divisor, inverse)
+    codes[four + 3 * lanes] = codes4(x[12], x[13], x[14], x[15], divisor, inverse)
 
 
 def decoded(code, scale):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import device
-from .int8 import ZERO, code_of, inverse_of, largest4, lift_of, scale_of
+from .int8 import SMALL, ZERO, code_of, divisor_of, inverse_of, largest4, lifted4, scale_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
 
@@ -35,22 +35,26 @@ def largest8(x):
     return device.larger(largest4(x[0], x[1], x[2], x[3]), largest4(x[4], x[5], x[6], x[7]))
 
 
-def put_at(codes, to, stride, index, size, x, lift, divisor, inverse):
+def put_at(codes, to, stride, index, size, x, divisor, inverse):
     """The code of one value, nothing beyond the end of the row."""
     if index < size:
-        codes[to + index * stride] = code_of(x, lift, divisor, inverse)
+        codes[to + index * stride] = code_of(x, divisor, inverse)
 
 
-def put8(codes, to, stride, lane, lanes, size, x, lift, divisor, inverse):
+def put8(codes, to, stride, lane, lanes, size, x, absmax, scale):
     """The codes of `load8`'s values, where it found them."""
-    put_at(codes, to, stride, lane, size, x[0], lift, divisor, inverse)
-    put_at(codes, to, stride, lane + lanes, size, x[1], lift, divisor, inverse)
-    put_at(codes, to, stride, lane + 2 * lanes, size, x[2], lift, divisor, inverse)
-    put_at(codes, to, stride, lane + 3 * lanes, size, x[3], lift, divisor, inverse)
-    put_at(codes, to, stride, lane + 4 * lanes, size, x[4], lift, divisor, inverse)
-    put_at(codes, to, stride, lane + 5 * lanes, size, x[5], lift, divisor, inverse)
-    put_at(codes, to, stride, lane + 6 * lanes, size, x[6], lift, divisor, inverse)
-    put_at(codes, to, stride, lane + 7 * lanes, size, x[7], lift, divisor, inverse)
+    divisor = divisor_of(absmax, scale)
+    inverse = inverse_of(absmax, divisor)
+    if absmax < SMALL:
+        x = lifted4(x[0], x[1], x[2], x[3], divisor) + lifted4(x[4], x[5], x[6], x[7], divisor)
+    put_at(codes, to, stride, lane, size, x[0], divisor, inverse)
+    put_at(codes, to, stride, lane + lanes, size, x[1], divisor, inverse)
+    put_at(codes, to, stride, lane + 2 * lanes, size, x[2], divisor, inverse)
+    put_at(codes, to, stride, lane + 3 * lanes, size, x[3], divisor, inverse)
+    put_at(codes, to, stride, lane + 4 * lanes, size, x[4], divisor, inverse)
+    put_at(codes, to, stride, lane + 5 * lanes, size, x[5], divisor, inverse)
+    put_at(codes, to, stride, lane + 6 * lanes, size, x[6], divisor, inverse)
+    put_at(codes, to, stride, lane + 7 * lanes, size, x[7], divisor, inverse)
 
 
 def quantize_any(
@@ -105,25 +109,10 @@ def quantize_any(
         value_absmax = device.group_larger(largest8(v))
         key_scale = scale_of(key_absmax)
         value_scale = scale_of(value_absmax)
-        lift = lift_of(key_absmax)
-        inverse = inverse_of(key_absmax, key_scale)
         to = block * key_codes_block + offset * key_codes_offset + head * key_codes_head
-        put8(key_codes, to, key_codes_element, lane, lanes, key_size, k, lift, key_scale * lift, inverse)
-        lift = lift_of(value_absmax)
-        inverse = inverse_of(value_absmax, value_scale)
+        put8(key_codes, to, key_codes_element, lane, lanes, key_size, k, key_absmax, key_scale)
         to = block * value_codes_block + offset * value_codes_offset + head * value_codes_head
-        put8(
-            value_codes,
-            to,
-            value_codes_element,
-            lane,
-            lanes,
-            value_size,
-            v,
-            lift,
-            value_scale * lift,
-            inverse,
-        )
+        put8(value_codes, to, value_codes_element, lane, lanes, value_size, v, value_absmax, value_scale)
         if lane == 0:
             to = block * key_scales_block + offset * key_scales_offset + head * key_scales_head
             key_scales[to] = key_scale

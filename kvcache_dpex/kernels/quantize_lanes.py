@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import device
-from .int8 import inverse_of, largest16, lift_of, load16, put16, scale_of
+from .int8 import largest16, load16, put16, scale_of
 
 HALF = device.LOCAL_WORDS // 2  # where the values' part of the work-group's memory begins
 
@@ -67,11 +67,7 @@ def quantize_lanes(
         if lane == 0:
             key_scales[slot * key_scales_slot + head * key_scales_head] = key_scale
             value_scales[slot * value_scales_slot + head * value_scales_head] = value_scale
-        lift = lift_of(key_absmax)
-        inverse = inverse_of(key_absmax, key_scale)
         to = slot * key_codes_slot + head * key_codes_head + lane
-        put16(key_codes, to, lanes, k, lift, key_scale * lift, inverse)
-        lift = lift_of(value_absmax)
-        inverse = inverse_of(value_absmax, value_scale)
+        put16(key_codes, to, lanes, k, key_absmax, key_scale)
         to = slot * value_codes_slot + head * value_codes_head + lane
-        put16(value_codes, to, lanes, v, lift, value_scale * lift, inverse)
+        put16(value_codes, to, lanes, v, value_absmax, value_scale)

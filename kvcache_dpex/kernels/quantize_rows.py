@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import device
-from .int8 import code_of, inverse_of, largest4, lift_of, scale_of
+from .int8 import SMALL, code_of, divisor_of, inverse_of, largest4, lifted4, scale_of
 from .parts import start_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
@@ -28,16 +28,20 @@ def largest8(x):
     return device.larger(largest4(x[0], x[1], x[2], x[3]), largest4(x[4], x[5], x[6], x[7]))
 
 
-def put8(codes, to, lanes, size, x, lift, divisor, inverse):
+def put8(codes, to, lanes, size, x, absmax, scale):
     """The codes of `load8`'s values, where it found them."""
-    codes[to + start_of(0, lanes, size)] = code_of(x[0], lift, divisor, inverse)
-    codes[to + start_of(1, lanes, size)] = code_of(x[1], lift, divisor, inverse)
-    codes[to + start_of(2, lanes, size)] = code_of(x[2], lift, divisor, inverse)
-    codes[to + start_of(3, lanes, size)] = code_of(x[3], lift, divisor, inverse)
-    codes[to + start_of(4, lanes, size)] = code_of(x[4], lift, divisor, inverse)
-    codes[to + start_of(5, lanes, size)] = code_of(x[5], lift, divisor, inverse)
-    codes[to + start_of(6, lanes, size)] = code_of(x[6], lift, divisor, inverse)
-    codes[to + start_of(7, lanes, size)] = code_of(x[7], lift, divisor, inverse)
+    divisor = divisor_of(absmax, scale)
+    inverse = inverse_of(absmax, divisor)
+    if absmax < SMALL:
+        x = lifted4(x[0], x[1], x[2], x[3], divisor) + lifted4(x[4], x[5], x[6], x[7], divisor)
+    codes[to + start_of(0, lanes, size)] = code_of(x[0], divisor, inverse)
+    codes[to + start_of(1, lanes, size)] = code_of(x[1], divisor, inverse)
+    codes[to + start_of(2, lanes, size)] = code_of(x[2], divisor, inverse)
+    codes[to + start_of(3, lanes, size)] = code_of(x[3], divisor, inverse)
+    codes[to + start_of(4, lanes, size)] = code_of(x[4], divisor, inverse)
+    codes[to + start_of(5, lanes, size)] = code_of(x[5], divisor, inverse)
+    codes[to + start_of(6, lanes, size)] = code_of(x[6], divisor, inverse)
+    codes[to + start_of(7, lanes, size)] = code_of(x[7], divisor, inverse)
 
 
 def quantize_rows(
@@ -86,14 +90,10 @@ def quantize_rows(
         value_absmax = device.group_larger(largest8(v))
         key_scale = scale_of(key_absmax)
         value_scale = scale_of(value_absmax)
-        lift = lift_of(key_absmax)
-        inverse = inverse_of(key_absmax, key_scale)
         to = block * key_codes_block + offset * key_codes_offset + head * key_codes_head + lane
-        put8(key_codes, to, lanes, key_size, k, lift, key_scale * lift, inverse)
-        lift = lift_of(value_absmax)
-        inverse = inverse_of(value_absmax, value_scale)
+        put8(key_codes, to, lanes, key_size, k, key_absmax, key_scale)
         to = block * value_codes_block + offset * value_codes_offset + head * value_codes_head + lane
-        put8(value_codes, to, lanes, value_size, v, lift, value_scale * lift, inverse)
+        put8(value_codes, to, lanes, value_size, v, value_absmax, value_scale)
         if lane == 0:
             to = block * key_scales_block + offset * key_scales_offset + head * key_scales_head
             key_scales[to] = key_scale

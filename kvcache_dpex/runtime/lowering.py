@@ -197,10 +197,11 @@ def _nearest(builder, kinds, x):
     return builder.sub(builder.bitcast(shifted, _i32), _int32(0x4B400000))
 
 
-@_lower(device.clamp, types.int32)
-def _clamp(builder, kinds, x, low, high):
-    above = builder.select(builder.icmp_signed("<", x, low), low, x)
-    return builder.select(builder.icmp_signed(">", above, high), high, above)
+@_lower(device.limited, types.float32)
+def _limited(builder, kinds, x, limit):
+    low = builder.fneg(limit)
+    above = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    return builder.select(builder.fcmp_ordered(">", above, limit), limit, above)
 
 
 @_lower(device.pack4, types.uint32)
