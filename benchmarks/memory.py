@@ -88,7 +88,8 @@ def _follow(
             call()
         peak = max(peak, resident())
     queue.wait()
-    return before, peak, resident()
+    after = resident()
+    return before, max(peak, after), after
 
 
 def resident() -> int:

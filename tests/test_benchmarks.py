@@ -1,0 +1,121 @@
+"""The benchmark command: it verifies before it times, says on what, and writes what it shows."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import contenders, memory, presets
+from benchmarks.contenders import ENTRIES, OURS, Entry
+from benchmarks.work import Absent, Work
+from helpers import ROOT
+
+QUICK = ["--seconds", "0.01", "--skip", "torch", "--skip", "vLLM", "--skip", "numba"]
+
+
+def run(tmp_path, *arguments):
+    """Exit status and what the JSON file says."""
+    file = tmp_path / "found.json"
+    status = command.main([*arguments, *QUICK, "--json", str(file)])
+    return status, json.loads(file.read_text())
+
+
+def test_table_is_verified_measured_and_written(tmp_path, queue, capsys):
+    status, found = run(tmp_path, "table")
+    assert status == 0
+    assert [case["case"]["operation"] for case in found["cases"]] == ["write", "int8"]
+    for case in found["cases"]:
+        assert case["contenders"][OURS]["samples"] >= 15
+        assert all(
+            0 < each["lower"] <= each["median"] <= each["upper"] for each in case["contenders"].values()
+        )
+    conditions = found["conditions"]
+    assert conditions["device"] == queue.sycl_device.name
+    assert conditions["driver"] == queue.sycl_device.driver_version
+    assert {"commit", "kvcache_dpex", "dpctl", "dpnp", "host cores", "load average"} <= conditions.keys()
+    assert OURS in capsys.readouterr().out
+
+
+def test_a_wrong_contender_is_not_timed(tmp_path, monkeypatch):
+    """One bit of one cache differs."""
+
+    def set_up(work):
+        given = work.arrays
+
+        def write_and_spoil():
+            contenders.write.kv.reshape_and_cache(**given)
+            given["value_cache"][-1, -1, -1, -1] = 1
+
+        return work.on_device(write_and_spoil)
+
+    right = ENTRIES["write"][0]
+    monkeypatch.setitem(ENTRIES, "write", [right, Entry("spoiler", "rival", set_up)])
+    status, found = run(tmp_path, "table")
+    assert status == 1
+    assert list(found["cases"][0]["contenders"]) == [right.name]
+    assert found["cases"][0]["absent"]["spoiler"].startswith(
+        "wrong: `value_cache` differs from the reference in"
+    )
+
+
+@pytest.mark.parametrize("operation", ["write", "int8", "dequantize"])
+def test_every_contender_agrees_with_the_reference(queue, operation):
+    """Torch's too, where it is installed; torch.compile takes a minute and is left to the command."""
+    work = Work(presets.Case(operation, 3, heads=2, size=16), queue)
+    agreed = []
+    for name, kind, set_up in ENTRIES[operation]:
+        if "compile" in name or kind not in ("ours", "rival"):
+            continue
+        try:
+            contender = set_up(work)
+        except Absent:
+            continue
+        work.verify(contender)
+        agreed.append(name)
+    assert OURS in agreed
+
+
+def test_bytes_that_an_operation_must_move():
+    """By hand: two tensors of 8 rows of 4096 bytes, each read and written, and 8 slots of 8 bytes."""
+    assert presets.Case("write", 8).num_bytes == 2 * 2 * 8 * 4096 + 64
+    assert presets.Case("int8", 8).num_bytes == 2 * (8 * 4096 + 8 * 1024 + 8 * 8 * 4) + 64
+    assert presets.Case("dequantize", 64, dtype="float16").num_bytes == 64 * (1024 + 2048 + 32)
+
+
+def test_every_preset_is_described():
+    assert presets.PRESETS.keys() == presets.DESCRIPTIONS.keys()
+    assert presets.cases_of(["table", "decode"])[:2] == presets.PRESETS["table"]
+
+
+def test_charts(tmp_path):
+    """Bars for single cases, lines for three token counts and more."""
+    pytest.importorskip("matplotlib", reason="charts need the extra `bench`")
+    file = tmp_path / "chart.svg"
+    assert command.main(["table", "decode", *QUICK, "--chart", str(file)]) == 0
+    text = file.read_text()
+    assert text.count('<g id="axes_') == 2
+    assert "fastest copy of the same bytes" in text
+
+
+def test_growth_is_seen(queue):
+    leak = []
+    before, peak, after = memory._follow(lambda: leak.append(bytearray(5000)), 2000, "leak", _silent(), queue)
+    assert peak >= after > before + 2000 * 4000
+
+
+def test_bench_is_a_script_of_its_own():
+    pytest.importorskip("torch", reason="bench.py measures the operations on torch tensors")
+    script = ROOT / "benchmarks" / "bench.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.count("bit-exact") == 3
+    assert "0.258 of the bytes of torch.float32" in done.stdout
+
+
+def _silent():
+    from rich.console import Console
+
+    return Console(quiet=True)
