@@ -47,11 +47,12 @@ def parts_of(size: int, most: int) -> tuple[int, int]:
     >>> parts_of(128, 4096), parts_of(46, 4096), parts_of(576, 256), parts_of(5, 256)
     ((1, 128), (2, 24), (3, 192), (1, 5))
     """
-    if size <= CPU_VECTOR:
+    vector = min(CPU_VECTOR, most)
+    if size <= vector:
         return 1, size
     parts = -(-size // most)
     while True:
-        width = round_up(-(-size // parts), CPU_VECTOR)
+        width = round_up(-(-size // parts), vector)
         if width <= min(size, most):
             return parts, width
         parts += 1
