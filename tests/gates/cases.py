@@ -224,17 +224,17 @@ def all_cases() -> list[Case]:
     found = []
     for slot in SLOT_TYPES:
         writes = [("float32", 7, 2, (12, 12), whole), ("uint8", 3, 1, (16, 16), whole)]
-        writes += [("float16", 2, 3, (96, 96), whole)]
+        writes += [("float16", 2, 3, (96, 96), whole), ("float32", 3, 1, (36, 36), whole)]
         for dtype in ("uint8", "uint16", "uint32", "uint64"):
-            writes += [(dtype, 5, 3, (5, 3), whole), (dtype, 3, 2, (3, 3), packed)]
+            writes += [(dtype, 5, 3, (9, 3), whole), (dtype, 3, 2, (3, 3), packed)]
             writes += [(dtype, 3, 1, (7, 7), interleaved)]
         found += [write_case(rng, *shape, slot) for shape in writes]
         for value_type in VALUE_TYPES:
             shapes = [(11, 3, (64, 64), whole), (2, 1, (16, 16), interleaved), (3, 2, (48, 48), packed)]
-            shapes += [(3, 2, (5, 3), whole), (2, 1, (1, 1), packed)]
+            shapes += [(3, 2, (5, 3), whole), (2, 1, (1, 1), packed), (3, 2, (46, 46), whole)]
             found += [quantize_case(rng, value_type, *shape, slot) for shape in shapes]
     for value_type in VALUE_TYPES:
-        for size in (20, 3):
+        for size in (72, 20, 3):
             found += [
                 dequantize_case(rng, value_type, (3, 2, 3, size), block) for block in (None, *SLOT_TYPES)
             ]
