@@ -12,7 +12,7 @@ from test_write_property import view
 no_compiler = pytest.mark.parametrize("runner", ["plain", "packaged"], indirect=True)
 OUTSIDE = [-1, -2, -(2**31), 2**31 - 1]
 anything = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -115,7 +115,7 @@ def test_any_quantizing_in_every_runner(runner, queue, case):
 
 
 @no_compiler
-@anything
+@settings(anything, max_examples=50)
 @given(case=decodings())
 def test_any_decoding(runner, queue, case):
     dtype, arguments, blocks = case
