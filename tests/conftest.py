@@ -6,6 +6,8 @@ import pytest
 
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from helpers import PlainLaunch, compiled
+from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_words import scatter_words
 from kvcache_dpex.ops import dequantize, quantize, write
 from kvcache_dpex.runtime import compiler, devices, launch, store
 from quantizing import force_kernel
@@ -55,6 +57,14 @@ def runner(request, monkeypatch, queue):
         monkeypatch.setattr(launch, "Launch", PlainLaunch)
     if request.param == "compiled":
         monkeypatch.setattr(launch, "_built", _built_from_source)
+    return request.param
+
+
+@pytest.fixture(params=["scatter_words", "scatter"])
+def whole_rows(request, runner, monkeypatch):
+    """Write whole rows with the CPU's kernel and with the GPU's, by each runner."""
+    kernels = {"scatter_words": (scatter_words, 8), "scatter": (scatter, 16)}
+    monkeypatch.setattr(write, "_kernel_of", lambda queue: kernels[request.param])
     return request.param
 
 

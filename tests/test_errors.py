@@ -85,6 +85,13 @@ def test_shapes(arguments, new, queue, name, shape, message):
     assert_refused(arguments, ValueError, message, queue)
 
 
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_heads_of_nothing(arguments, new, queue, name):
+    arguments[name], arguments[f"{name}_cache"] = new(6, 2, 0), new(5, 4, 2, 0)
+    message = f"`{name}` must have a head_size >= 1, got shape [6, 2, 0]"
+    assert_refused(arguments, ValueError, message, queue)
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "message"),
     [

@@ -58,30 +58,34 @@ def separate(size, dtype="float16"):
 
 
 @pytest.mark.parametrize(
-    ("make", "size", "dtype", "kernel"),
+    ("make", "size", "dtype", "on_cpu", "on_gpu"),
     [
-        (separate, 64, "float16", "scatter-int64"),
-        (separate, 4, "float16", "scatter-int64"),
-        (separate, 8, "int8", "scatter-int64"),
-        (separate, 3, "float32", "scatter_strided-uint64-int64"),
-        (separate, 3, "float16", "scatter_strided-uint32-int64"),
-        (separate, 3, "int8", "scatter_strided-uint16-int64"),
-        (separate, 4, "int8", "scatter_strided-uint64-int64"),
-        (packed, 64, "float16", "scatter_strided-uint64-int64"),
-        (packed, 6, "float16", "scatter_strided-uint32-int64"),
-        (packed, 3, "float16", "scatter_strided-uint16-int64"),
-        (packed, 3, "int8", "scatter_strided-uint8-int64"),
-        (interleaved, 64, "float16", "scatter_strided-uint64-int64"),
-        (interleaved, 5, "complex64", "scatter_strided-uint64-int64"),
+        (separate, 64, "float16", "scatter_words", "scatter"),
+        (separate, 4, "float16", "scatter_words", "scatter"),
+        (separate, 8, "int8", "scatter_words", "scatter"),
+        (separate, 3, "float32", "scatter_words", "scatter_strided-uint64"),
+        (separate, 4, "int8", "scatter_words", "scatter_strided-uint64"),
+        (separate, 3, "float16", "scatter_strided-uint32", "scatter_strided-uint32"),
+        (separate, 3, "int8", "scatter_strided-uint16", "scatter_strided-uint16"),
+        (packed, 64, "float16", "scatter_strided-uint64", "scatter_strided-uint64"),
+        (packed, 6, "float16", "scatter_strided-uint32", "scatter_strided-uint32"),
+        (packed, 3, "float16", "scatter_strided-uint16", "scatter_strided-uint16"),
+        (packed, 3, "int8", "scatter_strided-uint8", "scatter_strided-uint8"),
+        (interleaved, 64, "float16", "scatter_strided-uint64", "scatter_strided-uint64"),
+        (interleaved, 5, "complex64", "scatter_strided-uint64", "scatter_strided-uint64"),
     ],
     ids=lambda part: getattr(part, "__name__", str(part)),
 )
-def test_widest_word(queue, monkeypatch, make, size, dtype, kernel):
-    """A plain cache takes the fast kernel; others the widest word that sizes and strides allow."""
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_widest_word(queue, monkeypatch, kind, make, size, dtype, on_cpu, on_gpu):
+    """A plain cache takes the device's fast kernel; others the widest word that sizes and strides allow."""
+    chosen = write._kernel_of(SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=kind == "CPU")))
+    monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
     rng = np.random.default_rng(0)
     rows = random_bits(rng, (3, 2, size), dtype), random_bits(rng, (3, 2, size), dtype)
     launch = launch_of(queue, monkeypatch, *rows, *make(size, dtype), np.arange(3))
-    assert repr(launch).startswith(f"<launch of {kernel}, global [")
+    kernel = on_cpu if kind == "CPU" else on_gpu
+    assert repr(launch).startswith(f"<launch of {kernel}-int64, global [")
 
 
 def test_one_launch_serves_equal_geometries(queue, monkeypatch):

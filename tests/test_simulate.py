@@ -9,6 +9,7 @@ import pytest
 from kvcache_dpex.kernels import device
 from kvcache_dpex.kernels.scatter import scatter
 from kvcache_dpex.kernels.scatter_strided import scatter_strided
+from kvcache_dpex.kernels.scatter_words import scatter_words
 from kvcache_dpex.runtime.simulate import Pointer, simulate
 
 
@@ -22,14 +23,15 @@ def scalars_of(kernel, **values):
     return [values[name] for name, text in parameters if not text.endswith("*")]
 
 
-def test_scatter_by_itself():
-    """Rows of two units (four words), three tokens, a cache of two slots and slots given as 1, -1, 0."""
+@pytest.mark.parametrize(("kernel", "row"), [(scatter, 2), (scatter_words, 4)])
+def test_whole_rows(kernel, row):
+    """Rows of four 8-byte words, three tokens, a cache of two slots and slots given as 1, -1, 0."""
     key = np.arange(12, dtype="uint64")
     caches = np.zeros((2, 8), "uint64")
     pointers = [key, key + np.uint64(100), caches[0], caches[1], np.array([1, -1, 0], "int32")]
-    strides = dict.fromkeys(("key_stride", "value_stride", "key_cache_stride", "value_cache_stride"), 2)
-    scalars = scalars_of(scatter, num_tokens=3, row=2, num_slots=2, slot_stride=1, **strides)
-    simulate(scatter, [2, 4], pointers, scalars, [2, 1])
+    strides = dict.fromkeys(("key_stride", "value_stride", "key_cache_stride", "value_cache_stride"), row)
+    scalars = scalars_of(kernel, num_tokens=3, row=row, num_slots=2, slot_stride=1, **strides)
+    simulate(kernel, [row, 4], pointers, scalars, [row, 1])
     assert caches[0].tolist() == [8, 9, 10, 11, 0, 1, 2, 3]
     assert caches[1].tolist() == [108, 109, 110, 111, 100, 101, 102, 103]
 

@@ -58,7 +58,7 @@ def writes(draw):
     return (*rows, *caches, slots)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=writes())
-def test_any_write(runner, queue, arguments):
+def test_any_write(whole_rows, queue, arguments):
     check_write(queue, *arguments)

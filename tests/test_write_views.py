@@ -137,9 +137,18 @@ def test_views(runner, queue, make_rows, make_caches, dtype, size):
     check_write(queue, *make_rows(rng, dtype, size), *make_caches(dtype, size), SLOTS, wrap=wrap)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("make_caches", [caches, in_turns, hnd, padded_slots], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make_rows", [rows, fused_qkv, one_row_for_all], ids=lambda make: make.__name__)
+def test_views_of_whole_rows(whole_rows, queue, make_rows, make_caches, dtype):
+    """Layouts that the kernels for whole rows take, and some that they must leave to the strided one."""
+    rng = np.random.default_rng(6)
+    check_write(queue, *make_rows(rng, dtype, 16), *make_caches(dtype, 16), SLOTS)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64"])
 @pytest.mark.parametrize("offset", range(1, 9))
-def test_any_alignment(runner, queue, offset, dtype):
+def test_any_alignment(whole_rows, queue, offset, dtype):
     """Each of the four pointers off the 16-byte grid by itself, in rows that would else be whole units."""
     if dtype == "float64" and not queue.sycl_device.has_aspect_fp64:
         pytest.skip(f"{queue.sycl_device.name} has no float64 arrays")
