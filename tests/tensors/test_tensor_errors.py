@@ -47,7 +47,6 @@ REFUSED = {
     "sparse cache": ("key_cache", lambda t: t.to_sparse(), TypeError, "`key_cache` must be dense"),
     "negated": ("key", negated_view, TypeError, r"`key` must hold its own values.*resolve_neg\(\)"),
     "fake value": ("value", fake, TypeError, "`value` must be an ordinary torch.Tensor, got .*FakeTensor"),
-    "no values": ("key", lambda t: t[..., :0], ValueError, "`key` must have a head_size >= 1, got shape"),
     "rank": ("key", lambda t: t[0], ValueError, r"`key` must have shape \[num_tokens, .*got \[2, 16\]"),
     "dtype": ("value", lambda t: t.double(), TypeError, "`value` must have the dtype of `key`, float32, got"),
     "cache dtype": ("key_cache", lambda t: t.half(), TypeError, "`key_cache` must have the dtype .*float16"),
