@@ -24,6 +24,7 @@ AFTER_POWER = np.int32(0x7E800001)
 ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 LIMIT = np.float32(127.0)
+LOWEST = np.int32(-127)
 NOTHING = np.int32(0)
 NO_CODES = np.uint32(0)
 INVERSE_LIMIT = np.float32(1.0 / 127.0)
@@ -84,7 +85,9 @@ def lifted4(a, b, c, d, divisor):
 
 def code_of(x, divisor, inverse):
     """The code of a value, as int8: 0 in a row of zeros and in one that is not finite."""
-    return device.code(device.nearest(quotient_of(x, divisor, inverse)) if inverse > ZERO else NOTHING)
+    # Never below: an NVIDIA driver (580.159) stores a wrong byte where the sum goes to memory unread.
+    code = device.larger(device.nearest(quotient_of(x, divisor, inverse)), LOWEST)
+    return device.code(code if inverse > ZERO else NOTHING)
 
 
 def largest4(a, b, c, d):
