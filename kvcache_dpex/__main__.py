@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="command")
     for name in ("check", "doctor", "hub", "kernels", "size"):
         module = import_module(f".commands.{name}", __package__)
-        summary = module.__doc__.strip().splitlines()[0]
+        summary = (module.__doc__ or name).splitlines()[0]
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

@@ -55,8 +55,9 @@ def plain_write(queue: Any) -> list[tuple[str, int]]:
     shape = (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
     expected = [_sentinel(shape, "f4"), _sentinel(shape, "f4")]
     caches = [_to_device(cache, queue) for cache in expected]
-    reference.reshape_and_cache(key, value, *expected, slots)
-    reshape_and_cache(*(_to_device(array, queue) for array in (key, value)), *caches, _to_device(slots, queue))
+    reference.reshape_and_cache(key, value, expected[0], expected[1], slots)
+    inputs = [_to_device(array, queue) for array in (key, value)]
+    reshape_and_cache(inputs[0], inputs[1], caches[0], caches[1], _to_device(slots, queue))
     found = [arrays.to_numpy(cache) for cache in caches]
 
     written = slots[slots >= 0]
@@ -97,9 +98,13 @@ def int8_write(queue: Any) -> list[tuple[str, int]]:
         _sentinel(scales_shape, "f4"),
     ]
     caches = [_to_device(array, queue) for array in expected]
-    reference.reshape_and_cache_quant(key, value, *expected, slots)
+    kq, vq, ks, vs = expected
+    reference.reshape_and_cache_quant(key, value, kq, vq, ks, vs, slots)
     inputs = [_to_device(array, queue) for array in (key, value)]
-    reshape_and_cache_quant(*inputs, *caches, _to_device(slots, queue))
+    codes_of_keys, codes_of_values, ks, vs = caches
+    reshape_and_cache_quant(
+        inputs[0], inputs[1], codes_of_keys, codes_of_values, ks, vs, _to_device(slots, queue)
+    )
     codes_k, codes_v, scales_k, scales_v = (arrays.to_numpy(cache) for cache in caches)
 
     written = slots[slots >= 0]

@@ -70,10 +70,10 @@ def head_groups(
 
 
 def lane_groups(
-    lanes: int, num_kv_heads: int, num_tokens: int
+    queue: dpctl.SyclQueue, lanes: int, num_kv_heads: int, num_tokens: int
 ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Global and local size for a few lanes a row: work-groups of about 128 items, heads first."""
-    rows = max(1, 128 // lanes)
+    rows = max(1, min(128, group_limit(queue.sycl_device)) // lanes)
     heads = min(num_kv_heads, rows)
     tokens = min(num_tokens, max(1, rows // heads))
     local = (lanes, heads, tokens)

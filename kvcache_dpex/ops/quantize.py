@@ -163,7 +163,7 @@ def _in_lanes(
     strides = (num_slots, slots.strides[0], *(stride // 4 for stride in fours), *scale_strides)
     module = store.load(quantize_lanes, value=value_type, slot=slots.dtype_name)
     scalars = (num_tokens, num_kv_heads, lanes, *strides)
-    return launch.Launch(module, k.queue, scalars, *lane_groups(lanes, num_kv_heads, num_tokens))
+    return launch.Launch(module, k.queue, scalars, *lane_groups(k.queue, lanes, num_kv_heads, num_tokens))
 
 
 def _in_groups(
@@ -188,7 +188,7 @@ def _in_groups(
         raise ValueError(
             f"`key` and `value` must have heads of at most {8 * lanes} values on {device.name}, got {largest}"
         )
-    operands = (k, v, kq, vq)
+    operands: tuple[Operand, ...] = (k, v, kq, vq)
     rows = _whole_rows(operands, lanes)
     if rows:
         operands = tuple(operand._replace(strides=operand.strides[:-1]) for operand in operands)

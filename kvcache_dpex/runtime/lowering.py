@@ -158,7 +158,7 @@ def _store4(builder, kinds, pointer, index, *values):
         _call(builder, name, ir.VoidType(), four, fours, _half_pointer(builder, pointer), _int32(0))
         return
     if kinds[0].dtype == _bfloat16:
-        values = [_narrow(builder, value) for value in values]
+        values = tuple(_narrow(builder, value) for value in values)
     lanes = [builder.add(index, ir.Constant(_i64, lane)) for lane in range(4)]
     for lane, value in zip(lanes, values):
         builder.store(value, _address(builder, pointer, lane))
