@@ -102,8 +102,8 @@ def preload(names: tuple[str, ...]) -> None:
     if any(folder and Path(folder, sycl.name).exists() for folder in searched):
         return
     present = [name for name in names if sycl.with_name(name).exists()]
-    # The C++ library first: libur_loader.so.0 exports parts of one of its own, which fit no other library.
-    bundle.load(["libstdc++.so.6", *present], str(sycl.parent))
+    # The C++ libraries first: libur_loader.so.0 exports parts of its own, with which no exception is caught.
+    bundle.load(["libstdc++.so.6", "libgcc_s.so.1", *present], str(sycl.parent))
 
 
 def dpctl_interface() -> Path | None:
