@@ -6,13 +6,14 @@ from typing import Any, Callable
 
 from ..kernels.scatter import scatter
 from ..kernels.scatter_strided import scatter_strided
+from ..kernels.scatter_words import scatter_words
 from ..layout import uniform_slot_stride
 from ..runtime import launch, store
 from ..runtime.arrays import Operand, read, read_output
 from . import validate
 from .geometry import head_groups, row_groups
 
-_UNIT = 16  # bytes that one item of `scatter` moves
+_UNIT = 16  # the alignment of pointers that is looked at, in bytes
 _launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
 
 
@@ -108,7 +109,7 @@ def _prepare(
         return launch.nothing
     if same:
         raise ValueError("`value_cache` must not be the memory of `key_cache`")
-    whole = None if alignment else _whole_rows(k, v, kc, vc, slots)
+    whole = _whole_rows(k, v, kc, vc, slots, alignment)
     return whole or _strided(k, v, kc, vc, slots, alignment)
 
 
@@ -127,8 +128,11 @@ def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) 
         raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {k.dtype_name}")
 
 
-def _whole_rows(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) -> launch.Launch | None:
-    """Rows that are contiguous in 16-byte units and slots that are evenly spaced; None if not so."""
+def _whole_rows(
+    k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
+) -> launch.Launch | None:
+    """Rows that are contiguous in whole units and slots that are evenly spaced; None if not so."""
+    kernel, unit = _kernel_of(k.queue)
     row = k.shape[1] * k.shape[2]
     strides = [k.strides[0], v.strides[0]]
     for rows, cache in ((k, kc), (v, vc)):
@@ -138,19 +142,24 @@ def _whole_rows(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand
         if not (_is_one_run(rows) and _is_one_run(cache)):
             return None
         strides.append(slot_stride)
-    if any(count * k.itemsize % _UNIT for count in (row, *strides)):
+    if alignment % unit or any(count * k.itemsize % unit for count in (row, *strides)):
         return None
-    units = row * k.itemsize // _UNIT
+    units = row * k.itemsize // unit
     num_tokens = slots.shape[0]
     scalars = (
         num_tokens,
         units,
         kc.shape[0] * kc.shape[1],
         slots.strides[0],
-        *(stride * k.itemsize // _UNIT for stride in strides),
+        *(stride * k.itemsize // unit for stride in strides),
     )
-    module = store.load(scatter, slot=slots.dtype_name)
+    module = store.load(kernel, slot=slots.dtype_name)
     return launch.Launch(module, k.queue, scalars, *row_groups(k.queue, units, num_tokens))
+
+
+def _kernel_of(queue: Any) -> tuple[Callable, int]:
+    """The kernel for whole rows that suits a device, and the bytes that an item of it moves."""
+    return (scatter_words, 8) if queue.sycl_device.is_cpu else (scatter, 16)
 
 
 def _strided(
