@@ -84,8 +84,8 @@ def opened(monkeypatch):
 @pytest.mark.parametrize(
     ("linked", "searched", "expected"),
     [
-        (7, "", ["libstdc++.so.6", "libintlc.so.5", "libsycl.so.7"]),
-        (None, "/elsewhere", ["libstdc++.so.6", "libintlc.so.5", "libsycl.so.7"]),
+        (7, "", ["libstdc++.so.6", "libgcc_s.so.1", "libintlc.so.5", "libsycl.so.7"]),
+        (None, "/elsewhere", ["libstdc++.so.6", "libgcc_s.so.1", "libintlc.so.5", "libsycl.so.7"]),
         (9, "", []),
         (7, "{lib}", []),
         (7, "/elsewhere:{lib}", []),
