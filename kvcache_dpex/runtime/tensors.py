@@ -22,7 +22,7 @@ def reader_for(kind: Any) -> Callable[[torch.Tensor], tuple[int, tuple]]:
     """`read`, for a type whose tensors have memory; a type that redefines dispatch may have none."""
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise Unreadable(
-            f"must be an ordinary torch.Tensor, got {kind.__module__}.{kind.__qualname__}, which stands for one"
+            f"must be an ordinary torch.Tensor, got {kind.__module__}.{kind.__qualname__}, a stand-in"
         )
     return read
 
