@@ -14,6 +14,8 @@ from . import planted, simulated
 
 # Product: whether it has float64, and the most items of a work-group.
 PRODUCTS = {"tgllp": (False, 512), "dg2": (False, 1024), "bmg": (True, 1024)}
+# Kernels that no GPU is given.
+CPU_ONLY = {"scatter_words"}
 
 pytestmark = pytest.mark.skipif(simulated.missing() is not None, reason=simulated.missing() or "")
 
@@ -44,7 +46,8 @@ def test_the_gpu_is_the_default_device_with_its_own_limits(product, reports):
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_every_kernel_is_built_and_launched_within_the_limit(product, reports):
     groups = reports(product)["groups"]
-    assert set(groups) == set(store.manifest()["modules"])
+    expected = {name for name in store.manifest()["modules"] if name.split("-")[0] not in CPU_ONLY}
+    assert set(groups) == expected
     assert max(groups.values()) <= PRODUCTS[product][1]
 
 
