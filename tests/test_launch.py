@@ -211,3 +211,12 @@ def test_a_kernel_is_built_once_for_a_context(queue, monkeypatch):
     other = dpctl.SyclQueue(dpctl.SyclContext([queue.sycl_device]), queue.sycl_device)
     assert launch.build(module, other) is not launch.build(module, queue)
     assert len(launch._built) == 2
+
+
+def test_launches_of_many_geometries_are_forgotten():
+    prepared = dict.fromkeys(range(4096))
+    launch.make_room(prepared)
+    assert prepared == {}
+    prepared = dict.fromkeys(range(4095))
+    launch.make_room(prepared)
+    assert len(prepared) == 4095

@@ -62,6 +62,7 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
     geometry = (codes, scale_fields, chosen, result, dtype, q_at % 4 != 0 or out_at % 16 != 0)
     prepared = _launches.get(geometry)
     if prepared is None:
+        launch.make_room(_launches)
         prepared = _launches[geometry] = _prepare(*geometry)
     prepared((q_at, scales_at, blocks_at, out_at), (q, scales, blocks, out))
     return out

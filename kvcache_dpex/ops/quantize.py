@@ -85,6 +85,7 @@ def reshape_and_cache_quant(
     geometry = (k, v, kq_is, vq_is, ks_is, vs_is, slots, dtype, misaligned, kq_at == vq_at, ks_at == vs_at)
     prepared = _launches.get(geometry)
     if prepared is None:
+        launch.make_room(_launches)
         prepared = _launches[geometry] = _prepare(*geometry)
     if check_slots:
         validate.slot_values(slot_mapping, kq_is[0][0] * kq_is[0][1])

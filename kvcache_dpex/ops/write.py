@@ -83,6 +83,7 @@ def reshape_and_cache(
     geometry = (k, v, kc, vc, slots, alignment, key_cache_at == value_cache_at)
     prepared = _launches.get(geometry)
     if prepared is None:
+        launch.make_room(_launches)
         prepared = _launches[geometry] = _prepare(*geometry)
     if check_slots:
         validate.slot_values(slot_mapping, kc[0][0] * kc[0][1])

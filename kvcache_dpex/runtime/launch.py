@@ -161,6 +161,12 @@ class Launch:
         return event
 
 
+def make_room(prepared: dict) -> None:
+    """Forget the launches of all geometries once they are too many, as of every length of a prompt."""
+    if len(prepared) >= 4096:
+        prepared.clear()
+
+
 def nothing(pointers: tuple[int, ...], owners: Any = None) -> None:
     """In the place of a launch where there is nothing to do."""
 
