@@ -86,7 +86,11 @@ def quantize_rows(rows):
 class Gpu(NamedTuple):
     """The queue of a GPU, as far as the choice of a kernel looks at it."""
 
-    sycl_device: Any = SimpleNamespace(is_cpu=False)
+    sycl_device: Any = SimpleNamespace(is_cpu=False, max_work_group_size=512)
+
+
+# As `quantize._kernel_of` gives them, the CPU's for any number of lanes.
+LANES = {"quantize_lanes": (quantize_lanes, 4, 1), "quantize_spread": (quantize_spread, 1, 1)}
 
 
 def force_kernel(monkeypatch, queue, name):
@@ -95,7 +99,7 @@ def force_kernel(monkeypatch, queue, name):
     real_launch, in_lanes, whole_rows = launch.Launch, quantize._in_lanes, quantize._whole_rows
 
     def choose_lanes(k, *others):
-        return in_lanes(k._replace(queue=Gpu()), *others) if name == "quantize_lanes" else None
+        return in_lanes(k._replace(queue=Gpu()), *others) if name in LANES else None
 
     def choose_rows(*arguments):
         return name != "quantize_any" and whole_rows(*arguments)
@@ -106,6 +110,7 @@ def force_kernel(monkeypatch, queue, name):
 
     monkeypatch.setattr(quantize, "_launches", {})
     monkeypatch.setattr(quantize, "_in_lanes", choose_lanes)
+    monkeypatch.setattr(quantize, "_kernel_of", lambda queue: LANES[name])
     monkeypatch.setattr(quantize, "_whole_rows", choose_rows)
     monkeypatch.setattr(launch, "Launch", record)
     return launched

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
 CPU_VECTOR = 8
 
 
-@functools.cache
 def group_limit(device: dpctl.SyclDevice) -> int:
     """Items that a work-group of a device may have."""
     return device.max_work_group_size
