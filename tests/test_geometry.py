@@ -20,13 +20,7 @@ from kvcache_dpex.ops import geometry, write
 def test_row_groups(fast, slow, limit, is_cpu):
     """A40: whole work-groups within the device's limit that cover every item and little more."""
     device = SimpleNamespace(is_cpu=is_cpu, max_work_group_size=limit)
-    geometry.group_limit.cache_clear()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(geometry, "group_limit", lambda device: device.max_work_group_size)
-            items, local = geometry.row_groups(SimpleNamespace(sycl_device=device), fast, slow)
-    finally:
-        geometry.group_limit.cache_clear()
+    items, local = geometry.row_groups(SimpleNamespace(sycl_device=device), fast, slow)
     assert local[0] * local[1] <= limit
     for size, group, wanted in zip(items, local, (fast, slow)):
         assert size % group == 0
