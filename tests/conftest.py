@@ -68,7 +68,7 @@ def whole_rows(request, runner, monkeypatch):
     return request.param
 
 
-@pytest.fixture(params=["quantize_rows", "quantize_lanes", "quantize_any"])
+@pytest.fixture(params=["quantize_rows", "quantize_lanes", "quantize_spread", "quantize_any"])
 def kernel(request, monkeypatch, queue):
     """Quantize with one kernel, on every device; the names of those that were launched."""
     if "runner" in request.fixturenames:

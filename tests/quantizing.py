@@ -7,6 +7,8 @@ import numpy as np
 
 from helpers import Twins, sentinel
 from kvcache_dpex import reference
+from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
+from kvcache_dpex.kernels.quantize_spread import quantize_spread
 from kvcache_dpex.ops import dequantize, quantize
 from kvcache_dpex.runtime import launch
 

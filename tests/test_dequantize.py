@@ -1,5 +1,7 @@
 """dequant_cache against the reference: whole results over a sentinel fill, chosen blocks, strided arrays."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -20,14 +22,18 @@ def rng():
     return np.random.default_rng(40)
 
 
-@pytest.fixture(params=["dequantize", "dequantize_any"])
+@pytest.fixture(params=["dequantize", "dequantize_spread", "dequantize_any"])
 def decoder(request, monkeypatch):
-    """Both kernels; the general one takes every case."""
+    """A GPU's kernel, a CPU's, and the general one, which takes every case."""
     if "runner" in request.fixturenames:
         request.getfixturevalue("runner")
+    monkeypatch.setattr(dequantize, "_launches", {})
     if request.param == "dequantize_any":
-        monkeypatch.setattr(dequantize, "_launches", {})
         monkeypatch.setattr(dequantize, "_in_fours", lambda *operands: None)
+    else:
+        device = SimpleNamespace(is_cpu=request.param == "dequantize_spread")
+        chosen = dequantize._kernel_of(SimpleNamespace(sycl_device=device))
+        monkeypatch.setattr(dequantize, "_kernel_of", lambda queue: chosen)
     return request.param
 
 

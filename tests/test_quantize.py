@@ -14,7 +14,12 @@ SIZES = [1, 3, 46, 64, 80, 96, 112, 120, 128, 192, 256, 576, 1025]
 # Which kernels take rows of a size.
 CHOICES = [("quantize_any", size) for size in SIZES]
 CHOICES += [("quantize_rows", size) for size in SIZES if size >= 8]
-CHOICES += [("quantize_lanes", size) for size in SIZES if size % 16 == 0 and size <= 512]
+CHOICES += [
+    (name, size)
+    for name in ("quantize_lanes", "quantize_spread")
+    for size in SIZES
+    if size % 16 == 0 and size <= 512
+]
 # Compiling every kernel once is enough; `test_every_dtype` does.
 no_compiler = pytest.mark.parametrize("runner", ["plain", "packaged"], indirect=True)
 

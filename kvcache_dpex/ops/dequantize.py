@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 from ..kernels.dequantize import dequantize
 from ..kernels.dequantize_any import dequantize_any
+from ..kernels.dequantize_spread import dequantize_spread
 from ..layout import contiguous_strides
 from ..runtime import arrays, launch, store
 from ..runtime.arrays import Operand, read, read_output
@@ -99,19 +100,20 @@ def _in_fours(
     codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, value_type: str
 ) -> launch.Launch | None:
     """Blocks of contiguous rows of whole fours; None if not so."""
+    kernel, unit, per_item = _kernel_of(codes.queue)
     num_blocks, block_size, num_kv_heads, head_size = codes.shape
     rows = block_size * num_kv_heads
     if (
-        head_size % 8
-        or codes.strides[0] % 4
+        head_size % per_item
+        or codes.strides[0] % unit
         or codes.strides[1:] != contiguous_strides(codes.shape)[1:]
         or scales.strides[1:] != contiguous_strides(scales.shape)[1:]
         or out.strides != contiguous_strides(out.shape)
     ):
         return None
-    strides = (codes.strides[0] // 4, scales.strides[0])
+    strides = (codes.strides[0] // unit, scales.strides[0])
     blocks_out = out.shape[0]
-    if chosen is None and strides == (rows * head_size // 4, rows):
+    if chosen is None and strides == (rows * head_size // unit, rows):
         # All blocks in a row are one block to the kernel.
         rows, num_blocks, blocks_out = rows * num_blocks, 1, 1
     scalars = (
@@ -122,11 +124,16 @@ def _in_fours(
         chosen.strides[0] if chosen else 0,
         *strides,
     )
-    module = store.load(dequantize, value=value_type, block=chosen.dtype_name if chosen else "int64")
-    (fours, all_rows), (local_fours, local_rows) = row_groups(codes.queue, head_size // 8, rows)
+    module = store.load(kernel, value=value_type, block=chosen.dtype_name if chosen else "int64")
+    (items, all_rows), (local_items, local_rows) = row_groups(codes.queue, head_size // per_item, rows)
     return launch.Launch(
-        module, codes.queue, scalars, (fours, all_rows, blocks_out), (local_fours, local_rows, 1)
+        module, codes.queue, scalars, (items, all_rows, blocks_out), (local_items, local_rows, 1)
     )
+
+
+def _kernel_of(queue: Any) -> tuple[Callable, int, int]:
+    """The kernel for whole blocks that suits a device, the codes that it reads as one, and an item's."""
+    return (dequantize_spread, 1, 4) if queue.sycl_device.is_cpu else (dequantize, 4, 8)
 
 
 def _any(

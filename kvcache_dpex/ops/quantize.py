@@ -7,6 +7,7 @@ from typing import Any, Callable
 from ..kernels.quantize_any import quantize_any
 from ..kernels.quantize_lanes import quantize_lanes
 from ..kernels.quantize_rows import quantize_rows
+from ..kernels.quantize_spread import quantize_spread
 from ..layout import uniform_slot_stride
 from ..runtime import launch, store
 from ..runtime.arrays import Operand, read, read_output
@@ -146,25 +147,36 @@ def _in_lanes(
     """Heads of whole sixteens in evenly spaced slots; None if not so."""
     if v.shape != k.shape or k.shape[2] % 16 or any(operand.strides[-1] != 1 for operand in (k, v, kq, vq)):
         return None
+    kernel, unit, vector = _kernel_of(k.queue)
     num_tokens, num_kv_heads, head_size = slots.shape[0], *k.shape[1:]
-    fours = [k.strides[0], k.strides[1], v.strides[0], v.strides[1]]
+    strides = [k.strides[0], k.strides[1], v.strides[0], v.strides[1]]
     scale_strides = []
     for codes, scales in ((kq, ks), (vq, vs)):
         codes_slot = uniform_slot_stride(codes.shape, codes.strides)
         scales_slot = uniform_slot_stride(scales.shape, scales.strides)
         if codes_slot is None or scales_slot is None:
             return None
-        fours += [codes_slot, codes.strides[2]]
+        strides += [codes_slot, codes.strides[2]]
         scale_strides += [scales_slot, scales.strides[2]]
     lanes = head_size // 16
-    vector = CPU_VECTOR if k.queue.sycl_device.is_cpu else 1
-    if lanes == 0 or lanes > MAX_LANES or lanes % vector or any(count % 4 for count in fours):
+    if lanes == 0 or lanes > MAX_LANES or lanes % vector or any(stride % unit for stride in strides):
         return None
-    num_slots = kq.shape[0] * kq.shape[1]
-    strides = (num_slots, slots.strides[0], *(stride // 4 for stride in fours), *scale_strides)
-    module = store.load(quantize_lanes, value=value_type, slot=slots.dtype_name)
-    scalars = (num_tokens, num_kv_heads, lanes, *strides)
+    scalars = (
+        num_tokens,
+        num_kv_heads,
+        lanes,
+        kq.shape[0] * kq.shape[1],
+        slots.strides[0],
+        *(stride // unit for stride in strides),
+        *scale_strides,
+    )
+    module = store.load(kernel, value=value_type, slot=slots.dtype_name)
     return launch.Launch(module, k.queue, scalars, *lane_groups(k.queue, lanes, num_kv_heads, num_tokens))
+
+
+def _kernel_of(queue: Any) -> tuple[Callable, int, int]:
+    """The kernel of lanes that suits a device, what its strides count, and of what lanes are a multiple."""
+    return (quantize_spread, 1, CPU_VECTOR) if queue.sycl_device.is_cpu else (quantize_lanes, 4, 1)
 
 
 def _in_groups(
