@@ -89,12 +89,12 @@ def run_case(case: Case, translated: Translated, device: Device, margin: int) ->
 
 
 def run_cases(translated: Translated, cases: list[Case], margin: int = MARGIN) -> dict[str, Any]:
-    """Run cases with the launches of a GPU, small ones also with those of the CPU device."""
+    """Run cases with the launches of a GPU, small ones and 8 heads of 128 also with those of the CPU device."""
     wrong = []
     small = {case.name for case in all_cases()}
     as_cpu = Device(1024, is_cpu=True)
     runs = [(case, Device()) for case in cases]
-    runs += [(case, as_cpu) for case in cases if case.name in small]
+    runs += [(case, as_cpu) for case in cases if case.name in small or "x8x128-" in case.name]
     for case, device in runs:
         found = run_case(case, translated, device, margin)
         if found:
