@@ -139,7 +139,20 @@ def _emit(text: str) -> str:
     options.slp_vectorization = True
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-    return machine.emit_assembly(module)
+    return bytes_from_halves(machine.emit_assembly(module))
+
+
+def bytes_from_halves(ptx: str) -> str:
+    """Stores of a byte from a 16-bit register.
+
+    LLVM stores the lowest byte of a 32-bit register that holds a sum of floats, which PTX allows and a
+    driver (580.159) gets wrong: it stored -1 in the place of other codes.
+    """
+    return re.sub(
+        r"st\.global\.b8 \t(\[[^\]]+\]), (%r\d+);",
+        r"{ .reg .b16 %low; cvt.u16.u32 %low, \2; st.global.b8 \1, %low; }",
+        ptx,
+    )
 
 
 def write(folder: Path, note: Callable[[str], Any] = print) -> None:

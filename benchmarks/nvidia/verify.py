@@ -89,7 +89,7 @@ def run_case(case: Case, translated: Translated, device: Device, margin: int) ->
 
 
 def run_cases(translated: Translated, cases: list[Case], margin: int = MARGIN) -> dict[str, Any]:
-    """Run cases with the launches of a GPU, small ones and 8 heads of 128 also with those of the CPU device."""
+    """Run cases with a GPU's launches, small ones and 8 heads of 128 also with those of the CPU device."""
     wrong = []
     small = {case.name for case in all_cases()}
     as_cpu = Device(1024, is_cpu=True)
