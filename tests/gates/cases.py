@@ -231,6 +231,7 @@ def all_cases() -> list[Case]:
         found += [write_case(rng, *shape, slot) for shape in writes]
         for value_type in VALUE_TYPES:
             shapes = [(11, 3, (64, 64), whole), (2, 1, (16, 16), interleaved), (3, 2, (48, 48), packed)]
+            shapes += [(5, 3, (128, 128), whole)]
             shapes += [(3, 2, (5, 3), whole), (2, 1, (1, 1), packed), (3, 2, (46, 46), whole)]
             found += [quantize_case(rng, value_type, *shape, slot) for shape in shapes]
     for value_type in VALUE_TYPES:
