@@ -18,10 +18,10 @@ INSTRUCTIONS = {
     "quantize_any": 3700,
     "quantize_lanes": 1850,
     "quantize_rows": 2450,
-    "quantize_spread": 3000,
+    "quantize_spread": 2300,
     "dequantize": 850,
     "dequantize_any": 900,
-    "dequantize_spread": 900,
+    "dequantize_spread": 740,
 }
 # Fast paths: least bytes a lane in each load of data (not of the slot) and in each store.
 WIDTHS = {
