@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
@@ -146,6 +147,7 @@ def storage_dtype(dtype: Any) -> np.dtype:
     return found
 
 
+@functools.cache
 def tensor_module():
     """The module of usm_ndarray: dpnp.tensor, or dpctl.tensor in older releases."""
     devices.load_dpctl()
