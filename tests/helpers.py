@@ -148,11 +148,11 @@ def _checked(address, owner, dtype):
     return simulate.Pointer(whole[skipped : skipped + count * dtype.itemsize].view(dtype), before)
 
 
-def run_python(code, *, script=None, path=ROOT, timeout=120, stderr=subprocess.PIPE, **environment):
-    """Run code, or a script, in a fresh interpreter; a None in `environment` unsets a variable."""
+def run_python(code, *, arguments=None, path=ROOT, timeout=120, stderr=subprocess.PIPE, **environment):
+    """Run code, or Python with these arguments, in a new process; None in `environment` unsets a variable."""
     variables = {**os.environ, "PYTHONPATH": str(path), **environment}
     return subprocess.run(
-        [sys.executable, *(["-c", code] if script is None else [script])],
+        [sys.executable, *(arguments or ["-c", code])],
         env={name: value for name, value in variables.items() if value is not None},
         cwd=path,  # `-c` looks there first
         stdout=subprocess.PIPE,

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the findings; 0 where nothing is missing."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(highlight=False)
     kind = "kernels compile here" if compiler.available() else "packaged SPIR-V, no compiler"
@@ -45,10 +46,10 @@ def run(options: argparse.Namespace) -> int:
     problems, found = look_for_devices()
     if found:
         console.print(device_table(found))
-    console.print(kernel_line())
+    console.print(escape(kernel_line()))
     problems += missing(found)
     for problem in problems:
-        console.print(f"[red]missing:[/] {problem}")
+        console.print(f"[red]missing:[/] {escape(problem)}")
     if not problems:
         console.print("[green]nothing is missing[/]")
     return int(bool(problems))

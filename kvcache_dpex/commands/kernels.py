@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a table of the kernels."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import track
     from rich.table import Table
 
@@ -24,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             module = store.load(function, **choice)
         except ImportError as error:
-            table.add_row(store.signature(function, **choice).name, "", "nowhere", str(error))
+            table.add_row(store.signature(function, **choice).name, "", "nowhere", escape(str(error)))
             continue
         needs = ", ".join(spirv.capabilities(module.binary))
         table.add_row(module.name, str(len(module.binary)), module.origin, needs)
