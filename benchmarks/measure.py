@@ -1,8 +1,9 @@
 """Times contenders against each other in one process, and says on what.
 
-Contenders take turns, in a new random order each round, for machines drift. A turn is some calls one
-after another. The first of them, which comes after another contender's work as a write comes after a
-model's other work, is counted by itself. A sample is one call and the wait until its work is done.
+Contenders take turns, in a new random order each round, for machines drift. A turn is a pause, in which
+the threads of the contender before stop spinning (OpenMP's would hold a core for milliseconds), and then
+some calls one after another. The first of them, which finds caches and threads cold, is counted by
+itself. A sample is one call and the wait until its work is done.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import numpy as np
 
 from .work import Contender
 
-TURN_NS = 3_000_000
+PAUSE_SECONDS = 0.02
+TURN_NS = 10_000_000
 FEWEST_ROUNDS = 5
 
 
@@ -84,8 +86,9 @@ def _turn(contender: Contender) -> list[int]:
     run, finish = contender.run, contender.finish or _done
     taken: list[int] = []
     total = 0
+    time.sleep(PAUSE_SECONDS)
     gc.disable()
-    while len(taken) < 4 or (total < TURN_NS and len(taken) < 100):
+    while len(taken) < 4 or (total < TURN_NS and len(taken) < 200):
         start = time.perf_counter_ns()
         run()
         finish()
@@ -114,7 +117,7 @@ def conditions(queue: Any) -> dict[str, Any]:
         "host cores": len(os.sched_getaffinity(0)),
         "load average": os.getloadavg()[0],
         "Python": platform.python_version(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
     for package in (
         "kvcache_dpex",
