@@ -46,7 +46,7 @@ def test_slices_that_dpnp_makes_itself(queue):
     pointer, fields = arrays.read(base[1:, ::2, ::-1], "view")
     assert fields[:2] == ((3, 3, 6), (30, 12, -1))
     assert pointer - start == 4 * (30 + 5)
-    assert arrays.read(base.T, "view")[1][:2] == ((6, 5, 4), (1, 6, 30))
+    assert arrays.read(base.transpose(), "view")[1][:2] == ((6, 5, 4), (1, 6, 30))
 
 
 def test_equal_arrays_share_a_geometry(queue, wrap):
