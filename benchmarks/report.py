@@ -83,7 +83,7 @@ def draw(path: Path, conditions: dict[str, Any], results: list[Result]) -> None:
             del families[key]
             families.update({result.case: [result] for result in family})
     figure, axes = pyplot.subplots(
-        len(families), 1, figsize=(9, 5 * len(families)), squeeze=False, layout="constrained"
+        len(families), 1, figsize=(11, 5 * len(families)), squeeze=False, layout="constrained"
     )
     for axis, family in zip(axes[:, 0], families.values()):
         (_lines if len(family) > 2 else _bars)(axis, family)
@@ -106,7 +106,7 @@ def _lines(axis: Any, family: list[Result]) -> None:
     axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel="GB/s, read and written")
     axis.set_title(str(family[0].case._replace(tokens=0)).replace(" 0 x", ""))
     axis.grid(visible=True, which="both", alpha=0.3)
-    axis.legend(fontsize="small")
+    axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _rate(result: Result, name: str) -> float:

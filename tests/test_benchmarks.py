@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from benchmarks import __main__ as command
 from benchmarks import contenders, memory, presets
@@ -101,8 +102,11 @@ def test_charts(tmp_path):
 
 def test_growth_is_seen(queue):
     leak = []
-    before, peak, after = memory._follow(lambda: leak.append(bytearray(50000)), 2000, "leak", _silent(), queue)
-    assert peak >= after > before + 2000 * 20000
+    before, halfway, after, peak = memory._follow(
+        lambda: leak.append(bytearray(50_000)), 2000, "leak", Console(quiet=True), queue
+    )
+    assert peak >= after > halfway + 1000 * 40_000
+    assert halfway > before + 1000 * 40_000
 
 
 def test_bench_is_a_script_of_its_own():
@@ -113,9 +117,3 @@ def test_bench_is_a_script_of_its_own():
     )
     assert done.stdout.count("bit-exact") == 3
     assert "0.258 of the bytes of torch.float32" in done.stdout
-
-
-def _silent():
-    from rich.console import Console
-
-    return Console(quiet=True)
