@@ -47,12 +47,12 @@ REFUSED = (
 @pytest.mark.parametrize("call", ["write()", "kv.reshape_and_cache(None, None, None, None, None)"])
 def test_a_child_of_fork_is_refused_at_once(before, call):
     """A44: it would hang for good; the parent goes on."""
-    printed = output_of(FORK.format(before=before, call=call), timeout=60)
+    printed = output_of(FORK.format(before=before, call=call), timeout=120)
     assert printed.splitlines() == [REFUSED, "parent 16.0"]
 
 
 def test_a_fork_before_sycl_is_harmless():
-    assert output_of(FORK.format(before="", call="write()"), timeout=60) == "child 16.0\nparent 16.0"
+    assert output_of(FORK.format(before="", call="write()"), timeout=120) == "child 16.0\nparent 16.0"
 
 
 SPAWN = textwrap.dedent("""
