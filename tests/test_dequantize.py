@@ -31,9 +31,9 @@ def decoder(request, monkeypatch):
     if request.param == "dequantize_any":
         monkeypatch.setattr(dequantize, "_in_fours", lambda *operands: None)
     else:
-        device = SimpleNamespace(is_cpu=request.param == "dequantize_spread")
-        chosen = dequantize._kernel_of(SimpleNamespace(sycl_device=device))
-        monkeypatch.setattr(dequantize, "_kernel_of", lambda queue: chosen)
+        queue = SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=request.param == "dequantize_spread"))
+        choose = dequantize._kernel_of
+        monkeypatch.setattr(dequantize, "_kernel_of", lambda _, value_type: choose(queue, value_type))
     return request.param
 
 

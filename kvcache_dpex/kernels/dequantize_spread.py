@@ -9,7 +9,8 @@ from . import device
 from .int8 import ZERO, decoded
 from .parts import index_in_row
 
-TYPES = {"value": ("float32", "float16", "bfloat16"), "block": ("int32", "int64")}
+# Not float16: a CPU converts halves four at a time, or one by one.
+TYPES = {"value": ("float32", "bfloat16"), "block": ("int32", "int64")}
 
 
 def dequantize_spread(

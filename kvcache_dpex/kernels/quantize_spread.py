@@ -22,7 +22,8 @@ from .int8 import (
 
 HALF = device.LOCAL_WORDS // 2  # where the values' part of the work-group's memory begins
 
-TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
+# Not float16: a CPU converts halves four at a time, or one by one.
+TYPES = {"value": ("float32", "bfloat16"), "slot": ("int32", "int64")}
 
 
 def load4(pointer, at, lanes):

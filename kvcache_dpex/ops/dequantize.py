@@ -100,7 +100,7 @@ def _in_fours(
     codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, value_type: str
 ) -> launch.Launch | None:
     """Blocks of contiguous rows of whole fours; None if not so."""
-    kernel, unit, per_item = _kernel_of(codes.queue)
+    kernel, unit, per_item = _kernel_of(codes.queue, value_type)
     num_blocks, block_size, num_kv_heads, head_size = codes.shape
     rows = block_size * num_kv_heads
     if (
@@ -131,9 +131,11 @@ def _in_fours(
     )
 
 
-def _kernel_of(queue: Any) -> tuple[Callable, int, int]:
+def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int]:
     """The kernel for whole blocks that suits a device, the codes that it reads as one, and an item's."""
-    return (dequantize_spread, 1, 4) if queue.sycl_device.is_cpu else (dequantize, 4, 8)
+    # A CPU stores halves four at a time, or one by one.
+    spread = queue.sycl_device.is_cpu and value_type != "float16"
+    return (dequantize_spread, 1, 4) if spread else (dequantize, 4, 8)
 
 
 def _any(

@@ -147,7 +147,7 @@ def _in_lanes(
     """Heads of whole sixteens in evenly spaced slots; None if not so."""
     if v.shape != k.shape or k.shape[2] % 16 or any(operand.strides[-1] != 1 for operand in (k, v, kq, vq)):
         return None
-    kernel, unit, vector = _kernel_of(k.queue)
+    kernel, unit, vector = _kernel_of(k.queue, value_type)
     num_tokens, num_kv_heads, head_size = slots.shape[0], *k.shape[1:]
     strides = [k.strides[0], k.strides[1], v.strides[0], v.strides[1]]
     scale_strides = []
@@ -174,9 +174,12 @@ def _in_lanes(
     return launch.Launch(module, k.queue, scalars, *lane_groups(k.queue, lanes, num_kv_heads, num_tokens))
 
 
-def _kernel_of(queue: Any) -> tuple[Callable, int, int]:
+def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int]:
     """The kernel of lanes that suits a device, what its strides count, and of what lanes are a multiple."""
-    return (quantize_spread, 1, CPU_VECTOR) if queue.sycl_device.is_cpu else (quantize_lanes, 4, 1)
+    if not queue.sycl_device.is_cpu:
+        return quantize_lanes, 4, 1
+    # A CPU loads halves four at a time, or one by one.
+    return (quantize_lanes, 4, CPU_VECTOR) if value_type == "float16" else (quantize_spread, 1, CPU_VECTOR)
 
 
 def _in_groups(
