@@ -213,8 +213,10 @@ def test_without_a_compiler(compilations, monkeypatch):
 
 
 @pytest.mark.parametrize("edited", ["if at < size:", "x + np.float32(1.0)"], ids=["kernel", "helper"])
-def test_an_edit_after_the_import_is_not_stored_as_the_old_code(compilations, tmp_path, edited):
-    """The running process holds the old kernel; its SPIR-V must not get the new source's identity."""
+def test_an_edit_after_the_import_is_noticed(compilations, tmp_path, edited):
+    """The running process holds the old kernel: neither may its SPIR-V be stored as the new source's, nor may
+    a stored module of the new source be launched by the old host code.
+    """
     module = module_of(SOURCE, tmp_path)
     path = next(tmp_path.glob("made_up_*.py"))
     path.write_text(SOURCE.replace(edited, edited.replace("size", "1").replace("1.0", "5.0")))
@@ -223,6 +225,10 @@ def test_an_edit_after_the_import_is_not_stored_as_the_old_code(compilations, tm
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
         store.load(module.kernel, word="float32")
     assert compilations == []
+    newer = module_of(path.read_text(), tmp_path)
+    assert store.load(newer.kernel, word="float32").origin == "compiled"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+        store.load(module.kernel, word="float32")
     path.write_text("# Moved down.\n\n" + SOURCE)
     assert store.load(module_of(SOURCE, tmp_path).kernel, word="float32").origin == "compiled"
 

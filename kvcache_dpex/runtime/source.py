@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Callable
@@ -34,7 +35,7 @@ def texts(function: Callable) -> list[str]:
 
 
 def require_current(function: Callable) -> None:
-    """Raise where a file was edited after its import: old code would be stored as the new source's."""
+    """Raise where a file was edited after its import: old host code would launch the new source's kernel."""
     for part in (function, *helpers(function)):
         if not _is_current(part):
             raise RuntimeError(
@@ -46,11 +47,15 @@ def _is_current(function: Any) -> bool:
     """Whether the file of a function still holds it, to the bytecode."""
     try:
         # The whole file: what it imports decides how its functions call a method.
-        lines, _ = inspect.findsource(function)
-        file = compile("".join(lines), "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        file = _compiled("".join(inspect.findsource(function)[0]))
     except (OSError, SyntaxError):
         return False
     return _holds(file, _meaning(function.__code__))
+
+
+@functools.cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 def _holds(code: CodeType, meaning: tuple) -> bool:

@@ -78,6 +78,7 @@ def load(function: Callable, **types: str) -> Module:
     >>> load(scatter, slot="int64").name
     'scatter-int64'
     """
+    source.require_current(function)
     wanted = signature(function, **types)
     if os.environ.get("KVCACHE_DPEX_KERNELS") != "compile":
         found = packaged(wanted) or _cached(wanted)
@@ -88,7 +89,6 @@ def load(function: Callable, **types: str) -> Module:
             f"kernel {wanted.name} is not in the package with this source and these types, and compiling "
             "it needs numba-dpex: pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)"
         )
-    source.require_current(function)
     with _compiling:
         found = Module(*wanted, compile_signature(function, wanted), "compiled")
     _write_atomically(_cache_path(wanted), _sealed(found.binary))
