@@ -1,6 +1,7 @@
 """Fixtures of all tests: the best device's queue, and each way to run a kernel."""
 
 import functools
+import os
 
 import pytest
 
@@ -23,6 +24,8 @@ def queue():
 def own_cache_folder(tmp_path_factory):
     """Modules that a test compiles stay out of the user's cache folder."""
     with pytest.MonkeyPatch.context() as patch:
+        tools = os.environ.get("KVCACHE_DPEX_IGC") or str(store.cache_folder() / "igc")
+        patch.setenv("KVCACHE_DPEX_IGC", tools)
         patch.setenv("KVCACHE_DPEX_CACHE", str(tmp_path_factory.mktemp("modules")))
         yield
 
