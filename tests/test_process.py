@@ -1,5 +1,7 @@
-"""What needs processes of its own: fork and spawn, and an edited kernel."""
+"""What needs processes of its own: fork and spawn, edited kernels, a terminal."""
 
+import os
+import pty
 import shutil
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -146,3 +148,24 @@ def test_two_processes_compile_into_one_folder(own_copy):
             assert done.stdout.startswith("[0.0, 3.0, 0.0, 1.0]"), done.stderr
     assert len(list((own_copy / "cache").iterdir())) == 1
     assert run_copy(own_copy).stdout.endswith("cache\n")
+
+
+COMPILE = textwrap.dedent("""
+    from kvcache_dpex.kernels.scatter_strided import scatter_strided
+    from kvcache_dpex.runtime import store
+    print(store.load(scatter_strided, word="uint8", slot="int32"))
+""")
+
+
+@pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
+def test_progress_on_a_terminal_and_silence_elsewhere(tmp_path):
+    options = {"KVCACHE_DPEX_CACHE": str(tmp_path), "KVCACHE_DPEX_KERNELS": "compile", "TERM": "xterm"}
+    done = run_python(COMPILE, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "compiled, capabilities Addresses, Int64, Int8, Kernel, Linkage>" in done.stdout
+    terminal, other_end = pty.openpty()
+    done = run_python(COMPILE, stderr=other_end, **options)
+    assert "compiling kernel scatter_strided-uint8-int32" in os.read(terminal, 10_000).decode()
+    assert done.returncode == 0
+    os.close(terminal)
+    os.close(other_end)

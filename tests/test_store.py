@@ -6,11 +6,9 @@ import itertools
 import re
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
-from helpers import run_python
 from kvcache_dpex.runtime import compiler, store
 
 _numbers = itertools.count()
@@ -257,27 +255,3 @@ def test_two_processes_at_once(tmp_path):
     assert [writer.returncode for writer in writers] == [0, 0]
     assert len(seen) > 1
     assert list(path.parent.iterdir()) == [path]
-
-
-COMPILE = textwrap.dedent("""
-    from kvcache_dpex.kernels.scatter_strided import scatter_strided
-    from kvcache_dpex.runtime import store
-    print(store.load(scatter_strided, word="uint8", slot="int32"))
-""")
-
-
-@pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
-def test_progress_on_a_terminal_and_silence_elsewhere(tmp_path):
-    import os
-    import pty
-
-    options = {"KVCACHE_DPEX_CACHE": str(tmp_path), "KVCACHE_DPEX_KERNELS": "compile", "TERM": "xterm"}
-    done = run_python(COMPILE, **options)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "compiled, capabilities Addresses, Int64, Int8, Kernel, Linkage>" in done.stdout
-    terminal, other_end = pty.openpty()
-    done = run_python(COMPILE, stderr=other_end, **options)
-    assert "compiling kernel scatter_strided-uint8-int32" in os.read(terminal, 10_000).decode()
-    assert done.returncode == 0
-    os.close(terminal)
-    os.close(other_end)
