@@ -18,7 +18,11 @@ def main(arguments: list[str] | None = None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     chosen = parser.parse_args(arguments or sys.argv[1:] or ["check"])
-    return chosen.run(chosen)
+    try:
+        return chosen.run(chosen)
+    except (ImportError, RuntimeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -13,7 +13,17 @@ FORMATS = {
     "float8 (moved, not quantized)": (1, 0),
     "int8 with float32 scales": (1, BYTES_A_SCALE),
 }
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

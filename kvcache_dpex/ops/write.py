@@ -41,7 +41,7 @@ def reshape_and_cache(
         of block ``s // block_size``.
     slot_mapping : [num_tokens], int32 or int64
         A negative slot skips its token. A slot at or beyond ``num_blocks * block_size`` is never
-        written. Where slots repeat, one of their rows is written, unspecified which. With fewer
+        written. Where slots repeat, each element is that of one of their rows, unspecified which. With fewer
         slots than tokens the surplus tokens are ignored.
     check_slots
         Read the slots back first and raise where one is too large or appears twice. This waits for
