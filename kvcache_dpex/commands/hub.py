@@ -35,7 +35,7 @@ tags:
 ---
 # {name}
 
-A paged KV cache for Intel GPUs in pure Python, loadable through [kernels](https://pypi.org/project/kernels):
+A paged KV cache for Intel GPUs in pure Python, loadable through `kernels`:
 new keys and values scatter into a block-paged cache, bit for bit in any dtype or as int8 codes with a scale
 for each token and head. Tensors are used where they are. Version {version}; it runs on the CPU too, and has
 not yet run on an Intel GPU.

@@ -4,9 +4,11 @@ The rules of this folder:
 
 * Annotations are the argument types: ``"word*"`` is a pointer to the type that ``TYPES["word"]``
   ranges over, ``"int64"`` a scalar. A pointer never wraps a negative index around.
-* ``item.get_id(0)`` is the fast axis: it carries the word within the row, never the token.
-* Guard first, at both ends. Load everything, then store everything.
+* Axis 0 is the fast one: it carries the word within the row, never the token.
+* Guard slots at both ends, and never the end of a row: `parts` cuts rows so that none is needed.
+* Load everything, then store everything.
 * Addresses are 64 bits wide from the slot on; no 64-bit division.
 * No float64: every literal and every integer that meets a float is wrapped in ``np.float32``.
-* Nothing is imported but NumPy and the helpers of `device`, so a kernel runs as plain Python.
+* Nothing is imported but NumPy and the helpers of this folder (`device`, `int8`, `parts`), so a kernel runs
+  as plain Python.
 """

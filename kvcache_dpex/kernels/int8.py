@@ -24,10 +24,10 @@ AFTER_POWER = np.int32(0x7E800001)
 ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 LIMIT = np.float32(127.0)
-LOWEST = np.int32(-127)
 NOTHING = np.int32(0)
 NO_CODES = np.uint32(0)
 INVERSE_LIMIT = np.float32(1.0 / 127.0)
+HALF = device.LOCAL_WORDS // 2  # where the values' part of a work-group's memory begins
 
 
 def scale_of(absmax):
@@ -85,9 +85,7 @@ def lifted4(a, b, c, d, divisor):
 
 def code_of(x, divisor, inverse):
     """The code of a value, as int8: 0 in a row of zeros and in one that is not finite."""
-    # Never below: an NVIDIA driver (580.159) stores a wrong byte where the sum goes to memory unread.
-    code = device.larger(device.nearest(quotient_of(x, divisor, inverse)), LOWEST)
-    return device.code(code if inverse > ZERO else NOTHING)
+    return device.code(device.nearest(quotient_of(x, divisor, inverse)) if inverse > ZERO else NOTHING)
 
 
 def largest4(a, b, c, d):
@@ -125,17 +123,22 @@ def largest16(x):
     )
 
 
+def lifted16(x, divisor):
+    """`lifted` of sixteen values."""
+    return (
+        lifted4(x[0], x[1], x[2], x[3], divisor)
+        + lifted4(x[4], x[5], x[6], x[7], divisor)
+        + lifted4(x[8], x[9], x[10], x[11], divisor)
+        + lifted4(x[12], x[13], x[14], x[15], divisor)
+    )
+
+
 def put16(codes, four, lanes, x, absmax, scale):
     """The codes of `load16`'s values, where it found them."""
     divisor = divisor_of(absmax, scale)
     inverse = inverse_of(absmax, divisor)
     if absmax < SMALL:
-        x = (
-            lifted4(x[0], x[1], x[2], x[3], divisor)
-            + lifted4(x[4], x[5], x[6], x[7], divisor)
-            + lifted4(x[8], x[9], x[10], x[11], divisor)
-            + lifted4(x[12], x[13], x[14], x[15], divisor)
-        )
+        x = lifted16(x, divisor)
     codes[four] = codes4(x[0], x[1], x[2], x[3], divisor, inverse)
     codes[four + lanes] = codes4(x[4], x[5], x[6], x[7], divisor, inverse)
     codes[four + 2 * lanes] = codes4(x[8], x[9], x[10], x[11], divisor, inverse)

@@ -3,9 +3,7 @@
 import numpy as np
 
 from . import device
-from .int8 import largest16, load16, put16, scale_of
-
-HALF = device.LOCAL_WORDS // 2  # where the values' part of the work-group's memory begins
+from .int8 import HALF, largest16, load16, put16, scale_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
 

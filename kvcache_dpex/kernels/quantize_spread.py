@@ -8,6 +8,7 @@ import numpy as np
 
 from . import device
 from .int8 import (
+    HALF,
     INFINITY,
     ONE,
     SMALL,
@@ -15,12 +16,10 @@ from .int8 import (
     divisor_of,
     inverse_of,
     largest16,
-    lifted4,
+    lifted16,
     quotient_of,
     scale_of,
 )
-
-HALF = device.LOCAL_WORDS // 2  # where the values' part of the work-group's memory begins
 
 # Not float16: a CPU converts halves four at a time, or one by one.
 TYPES = {"value": ("float32", "bfloat16"), "slot": ("int32", "int64")}
@@ -69,12 +68,7 @@ def put_spread(codes, to, lanes, x, absmax, scale):
     divisor = divisor_of(absmax, scale)
     inverse = inverse_of(absmax, divisor)
     if absmax < SMALL:
-        x = (
-            lifted4(x[0], x[1], x[2], x[3], divisor)
-            + lifted4(x[4], x[5], x[6], x[7], divisor)
-            + lifted4(x[8], x[9], x[10], x[11], divisor)
-            + lifted4(x[12], x[13], x[14], x[15], divisor)
-        )
+        x = lifted16(x, divisor)
     if absmax >= INFINITY:
         x = nothing4() + nothing4() + nothing4() + nothing4()
         divisor = ONE

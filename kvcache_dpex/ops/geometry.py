@@ -27,8 +27,8 @@ def round_up(size: int, unit: int) -> int:
 def row_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Global and local size for `slow` rows of `fast` items: parts of a row, and rows rounded up.
 
-    A GPU hides latency with many groups; on the CPU device each group costs about as much as a
-    thousand items, so there groups are as large as they may be without leaving a core idle.
+    A GPU hides latency with many groups; on the CPU device each group has a cost of its own, so there
+    groups are large.
     """
     device = queue.sycl_device
     wanted = min(group_limit(device), 4096 if device.is_cpu else 256)

@@ -1,4 +1,4 @@
-"""Compiles a kernel to SPIR-V. The only file that imports numba-dpex, and the only one that knows LLVM."""
+"""Compiles a kernel to SPIR-V. It and `lowering` alone know numba and LLVM."""
 
 from __future__ import annotations
 

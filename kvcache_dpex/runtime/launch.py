@@ -1,4 +1,4 @@
-"""Builds a module for a context and submits it. The only file that calls C.
+"""Builds a module for a context and submits it.
 
 dpctl's own `submit` costs about twice the time of the launch itself, so its C function is called
 with argument blocks that are prepared once for each geometry.

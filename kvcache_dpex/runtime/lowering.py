@@ -50,7 +50,6 @@ def _lower(function: Callable, result: Any) -> Callable:
     def register(body: Callable) -> Callable:
         def define(context, *arguments):
             def generate(context, builder, signature, values):
-                # Whole numbers and indices arrive as wide as numba made them.
                 return body(builder, signature.args, *values)
 
             return result(*arguments), generate
