@@ -92,7 +92,7 @@ class Gpu(NamedTuple):
 
 
 # As `quantize._kernel_of` gives them, the CPU's for any number of lanes.
-LANES = {"quantize_lanes": (quantize_lanes, 4, 1), "quantize_spread": (quantize_spread, 1, 1)}
+LANES = {"quantize_lanes": (quantize_lanes, 8, 1), "quantize_spread": (quantize_spread, 1, 1)}
 
 
 def instead(name, value_type):

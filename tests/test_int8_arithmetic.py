@@ -178,7 +178,7 @@ def test_codes_and_scales_on_a_sloppy_device(sloppy):
 
 def lifted(x, bits, divisor):
     """A value as a kernel divides it."""
-    return int8.lifted(x, divisor) if bits < int8.SMALL else x
+    return int8.lifted(x, int8.limit_of(bits, divisor)) if int8.is_special(bits) else x
 
 
 def fma_of_arrays(x, y, z):

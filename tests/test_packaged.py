@@ -12,7 +12,7 @@ from kvcache_dpex.runtime import compiler, spirv, store
 CATALOGUE = store.catalogue()
 NAMES = ["-".join((function.__name__, *types.values())) for function, types in CATALOGUE]
 # What a module may ask of a device. Neither Float64 nor Float16: Iris Xe and Arc have no float64.
-ALLOWED = {"Addresses", "Float16Buffer", "Groups", "Int16", "Int64", "Int8", "Kernel", "Linkage"}
+ALLOWED = {"Addresses", "Float16Buffer", "Groups", "Int16", "Int64", "Int8", "Kernel", "Linkage", "Vector16"}
 
 
 def binary(name):

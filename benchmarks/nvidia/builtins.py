@@ -23,6 +23,7 @@ def define(name: str, result: str, kinds: list[str], axes: str) -> str:
     base = re.match(r"_Z(\d+)", name)
     assert base
     what = name[base.end() : base.end() + int(base[1])].removeprefix("__spirv_").removeprefix("ocl_")
+    what = what.partition("_R")[0]  # of loads, the name says what they return
     given = ", ".join(f"{kind} %{index}" for index, kind in enumerate(kinds))
     body = _body(what, result, given, kinds, axes)
     if body is None:
@@ -40,15 +41,15 @@ def _body(what: str, result: str, given: str, kinds: list[str], axes: str) -> st
         return _largest_of_group()
     if what in MATH and result == "float":
         return f"  %r = call float @llvm.{MATH[what]}.f32({given})\n  ret float %r"
-    halves = {"float": "half", "<4 x float>": "<4 x half>"}
-    if what.startswith("vload_half"):
-        half = halves[result]
-        load = f"  %h = load {half}, ptr addrspace(1) %p, align 2\n  %r = fpext {half} %h to {result}"
+    halves = {"float": ("half", 2), "<8 x float>": ("<8 x half>", 16)}
+    if what in ("vload_half", "vloada_halfn"):
+        half, align = halves[result]
+        load = f"  %h = load {half}, ptr addrspace(1) %p, align {align}\n  %r = fpext {half} %h to {result}"
         return f"  %p = getelementptr {half}, ptr addrspace(1) %1, i64 %0\n{load}\n  ret {result} %r"
-    if what in ("vstore_half_r", "vstore_halfn_r"):
-        half = halves[kinds[0]]
+    if what in ("vstore_half_r", "vstorea_halfn_r"):
+        half, align = halves[kinds[0]]
         narrow = f"  %h = fptrunc {kinds[0]} %0 to {half}"
-        store_it = f"  store {half} %h, ptr addrspace(1) %p, align 2"
+        store_it = f"  store {half} %h, ptr addrspace(1) %p, align {align}"
         return f"{narrow}\n  %p = getelementptr {half}, ptr addrspace(1) %2, i64 %1\n{store_it}\n  ret void"
     return None
 

@@ -9,6 +9,11 @@ import threading
 import numpy as np
 
 
+def wide(pointer):
+    """How many values of its type fill 16 bytes, the widest access of an item."""
+    return 16 // pointer[0].itemsize
+
+
 def load(pointer, index):
     """The value at an index, as float32."""
     value = pointer[index]
@@ -17,9 +22,9 @@ def load(pointer, index):
     return np.float32(value)
 
 
-def load4(pointer, index):
-    """Four neighbouring values, as float32; `index` is a multiple of 4."""
-    return tuple(load(pointer, index + lane) for lane in range(4))
+def load8(pointer, index):
+    """Eight neighbouring values, as float32; `index` is a multiple of 8."""
+    return tuple(load(pointer, index + lane) for lane in range(8))
 
 
 def store(pointer, index, value):
@@ -37,6 +42,23 @@ def store4(pointer, index, a, b, c, d):
     """`store` of four neighbours; `index` is a multiple of 4."""
     for lane, value in enumerate((a, b, c, d)):
         store(pointer, index + lane, value)
+
+
+def store8(pointer, index, a, b, c, d, e, f, g, h):
+    """`store` of eight neighbours; `index` is a multiple of 8."""
+    for lane, value in enumerate((a, b, c, d, e, f, g, h)):
+        store(pointer, index + lane, value)
+
+
+def load_pair(pointer, index):
+    """Two neighbouring words; `index` is a multiple of 2."""
+    return pointer[index], pointer[index + 1]
+
+
+def store_pair(pointer, index, low, high):
+    """Two neighbouring words; `index` is a multiple of 2."""
+    pointer[index] = low
+    pointer[index + 1] = high
 
 
 def magnitude(x):
@@ -81,8 +103,9 @@ def nearest(x):
 
 
 def limited(x, limit):
-    """A float32, but no further from 0 than `limit`."""
-    return np.float32(min(max(x, -limit), limit))
+    """A float32, but no further from 0 than `limit`; NaN gives -`limit`."""
+    above = x if x >= -limit else -limit
+    return np.float32(min(above, limit))
 
 
 def pack4(a, b, c, d):

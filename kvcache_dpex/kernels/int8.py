@@ -24,10 +24,8 @@ AFTER_POWER = np.int32(0x7E800001)
 ONE = np.float32(1.0)
 ZERO = np.float32(0.0)
 LIMIT = np.float32(127.0)
-NOTHING = np.int32(0)
 NO_CODES = np.uint32(0)
 INVERSE_LIMIT = np.float32(1.0 / 127.0)
-HALF = device.LOCAL_WORDS // 2  # where the values' part of a work-group's memory begins
 
 
 def scale_of(absmax):
@@ -47,8 +45,10 @@ def scale_of(absmax):
 
 
 def divisor_of(absmax, scale):
-    """What a row's values are divided by: its scale, lifted where the values are."""
-    return scale * LIFT if absmax < SMALL else scale
+    """What a row's values are divided by: its scale, lifted where they are, or 1 where they are cleared."""
+    if absmax < SMALL:
+        return scale * LIFT
+    return ONE if absmax >= INFINITY else scale
 
 
 def inverse_of(absmax, divisor):
@@ -73,19 +73,29 @@ def quotient_of(value, divisor, inverse):
     return device.fma(device.fma(-quotient, divisor, value), inverse, quotient)
 
 
-def lifted(x, divisor):
+def is_special(absmax):
+    """Whether a row's values must be `lifted` before they are divided."""
+    return absmax < SMALL or absmax >= INFINITY
+
+
+def limit_of(absmax, divisor):
+    """How far from 0 a lifted value may be: 0 clears a row that is not finite."""
+    return LIMIT * divisor if absmax < SMALL else ZERO
+
+
+def lifted(x, limit):
     """A value of a small row, lifted. A scale that lost bits is met by no more than 127 of it."""
-    return device.limited(x * LIFT, LIMIT * divisor)
+    return device.limited(x * LIFT, limit)
 
 
-def lifted4(a, b, c, d, divisor):
+def lifted4(a, b, c, d, limit):
     """`lifted` of four values."""
-    return lifted(a, divisor), lifted(b, divisor), lifted(c, divisor), lifted(d, divisor)
+    return lifted(a, limit), lifted(b, limit), lifted(c, limit), lifted(d, limit)
 
 
 def code_of(x, divisor, inverse):
-    """The code of a value, as int8: 0 in a row of zeros and in one that is not finite."""
-    return device.code(device.nearest(quotient_of(x, divisor, inverse)) if inverse > ZERO else NOTHING)
+    """The code of a value, as int8."""
+    return device.code(device.nearest(quotient_of(x, divisor, inverse)))
 
 
 def largest4(a, b, c, d):
@@ -96,23 +106,17 @@ def largest4(a, b, c, d):
 
 def codes4(a, b, c, d, divisor, inverse):
     """The codes of four values, in one word; see `code_of`."""
-    word = device.pack4(
+    return device.pack4(
         device.nearest(quotient_of(a, divisor, inverse)),
         device.nearest(quotient_of(b, divisor, inverse)),
         device.nearest(quotient_of(c, divisor, inverse)),
         device.nearest(quotient_of(d, divisor, inverse)),
     )
-    return word if inverse > ZERO else NO_CODES
 
 
-def load16(pointer, four, lanes):
-    """Four fours of a row, `lanes` fours apart, so that neighbouring lanes read neighbouring fours."""
-    return (
-        device.load4(pointer, 4 * four)
-        + device.load4(pointer, 4 * (four + lanes))
-        + device.load4(pointer, 4 * (four + 2 * lanes))
-        + device.load4(pointer, 4 * (four + 3 * lanes))
-    )
+def load16(pointer, eight, lanes):
+    """Two eights of a row, `lanes` eights apart, so that neighbouring lanes read neighbouring eights."""
+    return device.load8(pointer, 8 * eight) + device.load8(pointer, 8 * (eight + lanes))
 
 
 def largest16(x):
@@ -123,26 +127,28 @@ def largest16(x):
     )
 
 
-def lifted16(x, divisor):
+def lifted16(x, limit):
     """`lifted` of sixteen values."""
     return (
-        lifted4(x[0], x[1], x[2], x[3], divisor)
-        + lifted4(x[4], x[5], x[6], x[7], divisor)
-        + lifted4(x[8], x[9], x[10], x[11], divisor)
-        + lifted4(x[12], x[13], x[14], x[15], divisor)
+        lifted4(x[0], x[1], x[2], x[3], limit)
+        + lifted4(x[4], x[5], x[6], x[7], limit)
+        + lifted4(x[8], x[9], x[10], x[11], limit)
+        + lifted4(x[12], x[13], x[14], x[15], limit)
     )
 
 
-def put16(codes, four, lanes, x, absmax, scale):
+def put16(codes, eight, lanes, x, absmax, scale):
     """The codes of `load16`'s values, where it found them."""
     divisor = divisor_of(absmax, scale)
     inverse = inverse_of(absmax, divisor)
-    if absmax < SMALL:
-        x = lifted16(x, divisor)
-    codes[four] = codes4(x[0], x[1], x[2], x[3], divisor, inverse)
-    codes[four + lanes] = codes4(x[4], x[5], x[6], x[7], divisor, inverse)
-    codes[four + 2 * lanes] = codes4(x[8], x[9], x[10], x[11], divisor, inverse)
-    codes[four + 3 * lanes] = codes4(x[12], x[13], x[14], x[15], divisor, inverse)
+    if is_special(absmax):
+        x = lifted16(x, limit_of(absmax, divisor))
+    low = codes4(x[0], x[1], x[2], x[3], divisor, inverse)
+    high = codes4(x[4], x[5], x[6], x[7], divisor, inverse)
+    device.store_pair(codes, 2 * eight, low, high)
+    low = codes4(x[8], x[9], x[10], x[11], divisor, inverse)
+    high = codes4(x[12], x[13], x[14], x[15], divisor, inverse)
+    device.store_pair(codes, 2 * (eight + lanes), low, high)
 
 
 def decoded(code, scale):

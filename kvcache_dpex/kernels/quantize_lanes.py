@@ -3,14 +3,14 @@
 import numpy as np
 
 from . import device
-from .int8 import HALF, largest16, load16, put16, scale_of
+from .int8 import largest16, load16, put16, scale_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
 
 
 def quantize_lanes(
     item: "nditem[3]",  # (lanes of a head, heads, tokens), all three within a work-group, rounded up
-    key: "value*",  # IN   strides count fours, also of the codes
+    key: "value*",  # IN   strides count eights, also of the codes
     value: "value*",  # IN
     key_codes: "uint32*",  # OUT
     value_codes: "uint32*",  # OUT
@@ -40,26 +40,28 @@ def quantize_lanes(
     head = item.get_global_id(1)
     token = item.get_global_id(2)
     row = item.get_local_id(2) * item.get_local_range(1) + item.get_local_id(1)
-    slot = np.int64(-1)
-    if head < num_kv_heads and token < num_tokens:
-        slot = np.int64(slot_mapping[token * slot_stride])
-    written = 0 <= slot < num_slots
-    # A lane without a row reads row 0 and writes nothing: every item must come to the barrier.
-    from_head = head if written else 0
-    from_token = token if written else 0
+    inside = head < num_kv_heads and token < num_tokens
+    # An item without a row reads row 0 and writes nothing: every item must come to the barrier. Rows are
+    # read before it is known whether their slot takes them, since waiting for slots takes as long again.
+    from_head = head if inside else 0
+    from_token = token if inside else 0
+    slot = np.int64(slot_mapping[from_token * slot_stride])
     k = load16(key, from_token * key_token + from_head * key_head + lane, lanes)
     v = load16(value, from_token * value_token + from_head * value_head + lane, lanes)
-    device.put_local(row * lanes + lane, largest16(k))
-    device.put_local(HALF + row * lanes + lane, largest16(v))
+    first = np.int32(2 * row * lanes)
+    end = first + np.int32(2 * lanes)
+    own = first + np.int32(2 * lane)
+    device.put_local(own, largest16(k))
+    device.put_local(own + 1, largest16(v))
     device.barrier()
-    key_absmax = device.get_local(row * lanes)
-    value_absmax = device.get_local(HALF + row * lanes)
-    other = row * lanes + 1
-    while other < (row + 1) * lanes:
+    key_absmax = device.get_local(first)
+    value_absmax = device.get_local(first + 1)
+    other = np.int32(first + 2)
+    while other < end:
         key_absmax = device.larger(key_absmax, device.get_local(other))
-        value_absmax = device.larger(value_absmax, device.get_local(HALF + other))
-        other += 1
-    if written:
+        value_absmax = device.larger(value_absmax, device.get_local(other + 1))
+        other = np.int32(other + 2)
+    if inside and 0 <= slot < num_slots:
         key_scale = scale_of(key_absmax)
         value_scale = scale_of(value_absmax)
         if lane == 0:

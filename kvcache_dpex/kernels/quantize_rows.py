@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import device
-from .int8 import SMALL, code_of, divisor_of, inverse_of, largest4, lifted4, scale_of
+from .int8 import code_of, divisor_of, inverse_of, is_special, largest4, lifted4, limit_of, scale_of
 from .parts import start_of
 
 TYPES = {"value": ("float32", "float16", "bfloat16"), "slot": ("int32", "int64")}
@@ -32,8 +32,9 @@ def put8(codes, to, lanes, size, x, absmax, scale):
     """The codes of `load8`'s values, where it found them."""
     divisor = divisor_of(absmax, scale)
     inverse = inverse_of(absmax, divisor)
-    if absmax < SMALL:
-        x = lifted4(x[0], x[1], x[2], x[3], divisor) + lifted4(x[4], x[5], x[6], x[7], divisor)
+    if is_special(absmax):
+        limit = limit_of(absmax, divisor)
+        x = lifted4(x[0], x[1], x[2], x[3], limit) + lifted4(x[4], x[5], x[6], x[7], limit)
     codes[to + start_of(0, lanes, size)] = code_of(x[0], divisor, inverse)
     codes[to + start_of(1, lanes, size)] = code_of(x[1], divisor, inverse)
     codes[to + start_of(2, lanes, size)] = code_of(x[2], divisor, inverse)

@@ -7,22 +7,12 @@ of a lane, a wide message to a GPU, a CPU has to take apart.
 import numpy as np
 
 from . import device
-from .int8 import (
-    HALF,
-    INFINITY,
-    ONE,
-    SMALL,
-    ZERO,
-    divisor_of,
-    inverse_of,
-    largest16,
-    lifted16,
-    quotient_of,
-    scale_of,
-)
+from .int8 import code_of, divisor_of, inverse_of, is_special, largest16, lifted16, limit_of, scale_of
 
 # Not float16: a CPU converts halves four at a time, or one by one.
 TYPES = {"value": ("float32", "bfloat16"), "slot": ("int32", "int64")}
+
+HALF = device.LOCAL_WORDS // 2  # where the values' part of a work-group's memory begins
 
 
 def load4(pointer, at, lanes):
@@ -45,33 +35,20 @@ def load_spread(pointer, at, lanes):
     )
 
 
-def nothing4():
-    """Four zeros."""
-    return ZERO, ZERO, ZERO, ZERO
-
-
-def code(x, divisor, inverse):
-    """The code of a value that is finite, and no larger than 127 of the divisor."""
-    return device.code(device.nearest(quotient_of(x, divisor, inverse)))
-
-
 def put4(codes, to, lanes, a, b, c, d, divisor, inverse):
     """The codes of `load4`'s values, where it found them."""
-    codes[to] = code(a, divisor, inverse)
-    codes[to + lanes] = code(b, divisor, inverse)
-    codes[to + 2 * lanes] = code(c, divisor, inverse)
-    codes[to + 3 * lanes] = code(d, divisor, inverse)
+    codes[to] = code_of(a, divisor, inverse)
+    codes[to + lanes] = code_of(b, divisor, inverse)
+    codes[to + 2 * lanes] = code_of(c, divisor, inverse)
+    codes[to + 3 * lanes] = code_of(d, divisor, inverse)
 
 
 def put_spread(codes, to, lanes, x, absmax, scale):
     """The codes of `load_spread`'s values, where it found them."""
     divisor = divisor_of(absmax, scale)
     inverse = inverse_of(absmax, divisor)
-    if absmax < SMALL:
-        x = lifted16(x, divisor)
-    if absmax >= INFINITY:
-        x = nothing4() + nothing4() + nothing4() + nothing4()
-        divisor = ONE
+    if is_special(absmax):
+        x = lifted16(x, limit_of(absmax, divisor))
     put4(codes, to, lanes, x[0], x[1], x[2], x[3], divisor, inverse)
     put4(codes, to + 4 * lanes, lanes, x[4], x[5], x[6], x[7], divisor, inverse)
     put4(codes, to + 8 * lanes, lanes, x[8], x[9], x[10], x[11], divisor, inverse)

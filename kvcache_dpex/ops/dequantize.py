@@ -60,7 +60,7 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
         shape = (codes[0][:1] if chosen is None else chosen[0]) + codes[0][1:]
         out = arrays.empty_like(q, shape, wanted)
     out_at, result = read_output(out, "out")
-    geometry = (codes, scale_fields, chosen, result, dtype, q_at % 4 != 0 or out_at % 16 != 0)
+    geometry = (codes, scale_fields, chosen, result, dtype, q_at % 8 != 0 or out_at % 16 != 0)
     prepared = _launches.get(geometry)
     if prepared is None:
         launch.make_room(_launches)
@@ -100,11 +100,11 @@ def _in_fours(
     codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, value_type: str
 ) -> launch.Launch | None:
     """Blocks of contiguous rows of whole fours; None if not so."""
-    kernel, unit, per_item = _kernel_of(codes.queue, value_type)
     num_blocks, block_size, num_kv_heads, head_size = codes.shape
+    kernel, unit, step, per_item = _kernel_of(codes.queue, value_type)
     rows = block_size * num_kv_heads
     if (
-        head_size % per_item
+        head_size % step
         or codes.strides[0] % unit
         or codes.strides[1:] != contiguous_strides(codes.shape)[1:]
         or scales.strides[1:] != contiguous_strides(scales.shape)[1:]
@@ -119,23 +119,27 @@ def _in_fours(
     scalars = (
         int(chosen is not None),
         num_blocks,
-        head_size // 4,
+        head_size // step,
         rows,
         chosen.strides[0] if chosen else 0,
         *strides,
     )
     module = store.load(kernel, value=value_type, block=chosen.dtype_name if chosen else "int64")
-    (items, all_rows), (local_items, local_rows) = row_groups(codes.queue, head_size // per_item, rows)
+    (items, all_rows), (local_items, local_rows) = row_groups(codes.queue, -(-head_size // per_item), rows)
     return launch.Launch(
         module, codes.queue, scalars, (items, all_rows, blocks_out), (local_items, local_rows, 1)
     )
 
 
-def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int]:
-    """The kernel for whole blocks that suits a device, the codes that it reads as one, and an item's."""
-    # A CPU stores halves four at a time, or one by one.
-    spread = queue.sycl_device.is_cpu and value_type != "float16"
-    return (dequantize_spread, 1, 4) if spread else (dequantize, 4, 8)
+def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int, int]:
+    """The kernel for whole blocks that suits a device, and how many codes its strides, a row's length and
+    an item count.
+    """
+    # A CPU stores halves a few at a time, or one by one.
+    if queue.sycl_device.is_cpu and value_type != "float16":
+        return dequantize_spread, 1, 4, 4
+    run = 4 if value_type == "float32" else 8
+    return dequantize, run, run, 2 * run
 
 
 def _any(

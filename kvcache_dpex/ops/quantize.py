@@ -82,7 +82,7 @@ def reshape_and_cache_quant(
     ks_at, ks_is = read_output(ks, "ks")
     vs_at, vs_is = read_output(vs, "vs")
     slots_at, slots = read(slot_mapping, "slot_mapping")
-    misaligned = (key_at | value_at) % 16 != 0 or (kq_at | vq_at) % 4 != 0
+    misaligned = (key_at | value_at) % 16 != 0 or (kq_at | vq_at) % 8 != 0
     geometry = (k, v, kq_is, vq_is, ks_is, vs_is, slots, dtype, misaligned, kq_at == vq_at, ks_at == vs_at)
     prepared = _launches.get(geometry)
     if prepared is None:
@@ -177,9 +177,9 @@ def _in_lanes(
 def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int]:
     """The kernel of lanes that suits a device, what its strides count, and of what lanes are a multiple."""
     if not queue.sycl_device.is_cpu:
-        return quantize_lanes, 4, 1
+        return quantize_lanes, 8, 1
     # A CPU loads halves four at a time, or one by one.
-    return (quantize_lanes, 4, CPU_VECTOR) if value_type == "float16" else (quantize_spread, 1, CPU_VECTOR)
+    return (quantize_lanes, 8, CPU_VECTOR) if value_type == "float16" else (quantize_spread, 1, CPU_VECTOR)
 
 
 def _in_groups(

@@ -19,7 +19,8 @@ from ..kernels import device
 
 _TARGET = "spirv"
 _i8, _i32, _i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_half, _float, _float4 = ir.HalfType(), ir.FloatType(), ir.VectorType(ir.FloatType(), 4)
+_half, _float, _float8 = ir.HalfType(), ir.FloatType(), ir.VectorType(ir.FloatType(), 8)
+_pair = ir.VectorType(_i32, 2)
 _quad = types.UniTuple(types.float32, 4)
 _bfloat16, _float16 = types.int16, types.uint16
 
@@ -105,6 +106,11 @@ def _tuple(builder, values):
     return cgutils.pack_array(builder, values)
 
 
+@_lower(device.wide, types.int64)
+def _wide(builder, kinds, pointer):
+    return ir.Constant(_i64, 128 // kinds[0].dtype.bitwidth)
+
+
 @_lower(device.load, types.float32)
 def _load(builder, kinds, pointer, index):
     if kinds[0].dtype == _float16:
@@ -114,25 +120,30 @@ def _load(builder, kinds, pointer, index):
     return _widen(builder, value) if kinds[0].dtype == _bfloat16 else value
 
 
-@_lower(device.load4, _quad)
-def _load4(builder, kinds, pointer, index):
+@_lower(device.load8, types.UniTuple(types.float32, 8))
+def _load8(builder, kinds, pointer, index):
     if kinds[0].dtype == _float16:
-        fours = builder.lshr(index, ir.Constant(_i64, 2))
-        name = "_Z23__spirv_ocl_vload_halfnmPU3AS1Dhi"
-        four = _call(builder, name, _float4, fours, _half_pointer(builder, pointer), _int32(4))
-        return _tuple(builder, [builder.extract_element(four, _int32(lane)) for lane in range(4)])
+        name = "_Z24__spirv_ocl_vloada_halfnmPU3AS1Dhi"
+        eights = builder.lshr(index, ir.Constant(_i64, 3))
+        vector = _call(builder, name, _float8, eights, _half_pointer(builder, pointer), _int32(8))
+        return _tuple(builder, [builder.extract_element(vector, _int32(lane)) for lane in range(8)])
     if kinds[0].dtype == _bfloat16:
-        pair = builder.bitcast(pointer, ir.PointerType(_i32, addrspace=1))
+        words = builder.bitcast(pointer, ir.PointerType(_i32, addrspace=1))
         at = builder.lshr(index, ir.Constant(_i64, 1))
         halves = []
-        for word in [
-            builder.load(_address(builder, pair, at)),
-            builder.load(_address(builder, pair, builder.add(at, ir.Constant(_i64, 1)))),
-        ]:
+        for word in _neighbours(builder, words, at, 4):
             halves += [builder.shl(word, _int32(16)), builder.and_(word, _int32(0xFFFF0000))]
         return _tuple(builder, [builder.bitcast(bits, _float) for bits in halves])
-    lanes = [builder.add(index, ir.Constant(_i64, lane)) for lane in range(4)]
-    return _tuple(builder, [builder.load(_address(builder, pointer, lane)) for lane in lanes])
+    return _tuple(builder, _neighbours(builder, pointer, index, 8))
+
+
+def _neighbours(builder, pointer, index, count: int):
+    """Elements from an index on; Intel's compiler makes one message of them."""
+    return [builder.load(_address(builder, pointer, place)) for place in _places(builder, index, count)]
+
+
+def _places(builder, index, count: int):
+    return [builder.add(index, ir.Constant(_i64, lane)) for lane in range(count)]
 
 
 @_lower(device.store, types.void)
@@ -147,20 +158,43 @@ def _store(builder, kinds, pointer, index, value):
 
 
 @_lower(device.store4, types.void)
-def _store4(builder, kinds, pointer, index, *values):
+@_lower(device.store8, types.void)
+def _store_vector(builder, kinds, pointer, index, *values):
+    count = len(values)
     if kinds[0].dtype == _float16:
-        four = ir.Constant(_float4, ir.Undefined)
+        vector = ir.Constant(ir.VectorType(_float, count), ir.Undefined)
         for lane, value in enumerate(values):
-            four = builder.insert_element(four, value, _int32(lane))
-        fours = builder.lshr(index, ir.Constant(_i64, 2))
-        name = "_Z26__spirv_ocl_vstore_halfn_rDv4_fmPU3AS1Dhi"
-        _call(builder, name, ir.VoidType(), four, fours, _half_pointer(builder, pointer), _int32(0))
+            vector = builder.insert_element(vector, value, _int32(lane))
+        vectors = builder.lshr(index, ir.Constant(_i64, count.bit_length() - 1))
+        name = f"_Z27__spirv_ocl_vstorea_halfn_rDv{count}_fmPU3AS1Dhi"
+        _call(builder, name, ir.VoidType(), vector, vectors, _half_pointer(builder, pointer), _int32(0))
         return
     if kinds[0].dtype == _bfloat16:
-        values = tuple(_narrow(builder, value) for value in values)
-    lanes = [builder.add(index, ir.Constant(_i64, lane)) for lane in range(4)]
-    for lane, value in zip(lanes, values):
-        builder.store(value, _address(builder, pointer, lane))
+        bits = [builder.zext(_narrow(builder, value), _i32) for value in values]
+        values = [builder.or_(low, builder.shl(high, _int32(16))) for low, high in zip(bits[::2], bits[1::2])]
+        pointer = builder.bitcast(pointer, ir.PointerType(_i32, addrspace=1))
+        index = builder.lshr(index, ir.Constant(_i64, 1))
+    for place, value in zip(_places(builder, index, len(values)), values):
+        builder.store(value, _address(builder, pointer, place))
+
+
+@_lower(device.load_pair, types.UniTuple(types.uint32, 2))
+def _load_pair(builder, kinds, pointer, index):
+    pair = builder.load(_pair_address(builder, pointer, index), align=8)
+    return _tuple(builder, [builder.extract_element(pair, _int32(lane)) for lane in range(2)])
+
+
+@_lower(device.store_pair, types.void)
+def _store_pair(builder, kinds, pointer, index, low, high):
+    pair = ir.Constant(_pair, ir.Undefined)
+    for lane, word in enumerate((low, high)):
+        pair = builder.insert_element(pair, word, _int32(lane))
+    builder.store(pair, _pair_address(builder, pointer, index), align=8)
+
+
+def _pair_address(builder, pointer, index):
+    pairs = builder.bitcast(pointer, ir.PointerType(_pair, addrspace=1))
+    return _address(builder, pairs, builder.lshr(index, ir.Constant(_i64, 1)))
 
 
 @_lower(device.magnitude, types.int32)
@@ -199,17 +233,16 @@ def _nearest(builder, kinds, x):
 @_lower(device.limited, types.float32)
 def _limited(builder, kinds, x, limit):
     low = builder.fneg(limit)
-    above = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    above = builder.select(builder.fcmp_ordered(">=", x, low), x, low)
     return builder.select(builder.fcmp_ordered(">", above, limit), limit, above)
 
 
 @_lower(device.pack4, types.uint32)
 def _pack4(builder, kinds, *values):
-    word = _int32(0)
+    codes = ir.Constant(ir.VectorType(_i8, 4), ir.Undefined)
     for lane, value in enumerate(values):
-        byte = builder.and_(value, _int32(0xFF))
-        word = builder.or_(word, builder.shl(byte, _int32(8 * lane)))
-    return word
+        codes = builder.insert_element(codes, builder.trunc(value, _i8), _int32(lane))
+    return builder.bitcast(codes, _i32)
 
 
 @_lower(device.unpack4, _quad)
@@ -261,5 +294,5 @@ def _local_element(builder, index):
         memory = ir.GlobalVariable(builder.module, kind, name, addrspace=3)
         memory.linkage = "internal"
         memory.initializer = ir.Constant(kind, ir.Undefined)
-        memory.align = 4
+        memory.align = 16
     return builder.gep(memory, [ir.Constant(_i64, 0), index])
