@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def digest_of_modules() -> str:
 
 
 def below_the_bars(rows: list[dict[str, Any]]) -> list[str]:
-    """Rows that do not show what they must."""
+    """Which of `medians`'s rows do not show what they must."""
     found = []
     largest = max(row["tokens"] for row in rows)
     for row in rows:
@@ -48,6 +49,25 @@ def below_the_bars(rows: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def medians(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each row of several runs' tables: the median of each figure, and the ends of the copy's part.
+
+    >>> runs = [{"rows": [{"work": "write", "us": us, "of_copy": 9 / us, "different": {}}]} for us in (10, 12, 11)]
+    >>> medians(runs)
+    [{'work': 'write', 'us': 11, 'of_copy': 0.818, 'different': {}, 'runs': '0.75-0.9'}]
+    """
+    found = []
+    for rows in zip(*(run["rows"] for run in runs)):
+        row = dict(rows[0])
+        for name, value in row.items():
+            if isinstance(value, (int, float)):
+                row[name] = round(statistics.median(each[name] for each in rows), 3)
+        row["different"] = {name: count for each in rows for name, count in each["different"].items()}
+        parts = [each["of_copy"] for each in rows]
+        found.append({**row, "runs": f"{min(parts)}-{max(parts)}"})
+    return found
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report for a README."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
@@ -59,24 +79,16 @@ def markdown(report: dict[str, Any]) -> str:
             "",
         ]
     if "bandwidth" in report:
+        runs = report["bandwidth"]
+        copies = ", ".join(str(run["copy_gb_per_s"]) for run in runs)
         lines += [
-            f"A copy moves {report['bandwidth']['copy_gb_per_s']} GB/s.",
+            f"A copy moves {copies} GB/s in {len(runs)} runs; medians, and `of_copy` from least to most.",
             "",
-            "| work | dtype | tokens | us | GB/s | of the copy | Triton / ours | torch / ours |",
-            "|---|---|---|---|---|---|---|---|",
+            "| work | dtype | tokens | us | GB/s | of the copy | runs | Triton / ours | torch / ours |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
-        columns = (
-            "work",
-            "dtype",
-            "tokens",
-            "us",
-            "gb_per_s",
-            "of_copy",
-            "triton_over_ours",
-            "torch_over_ours",
-        )
-        for row in report["bandwidth"]["rows"]:
-            lines.append("| " + " | ".join(str(row[column]) for column in columns) + " |")
+        columns = "work dtype tokens us gb_per_s of_copy runs triton_over_ours torch_over_ours".split()
+        lines += ["| " + " | ".join(str(row[name]) for name in columns) + " |" for row in medians(runs)]
     return "\n".join(lines)
 
 

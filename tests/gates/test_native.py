@@ -19,7 +19,7 @@ INSTRUCTIONS = {
     "quantize_lanes": 1850,
     "quantize_rows": 2450,
     "quantize_spread": 2300,
-    "dequantize": 850,
+    "dequantize": 900,
     "dequantize_any": 900,
     "dequantize_spread": 740,
 }
@@ -27,11 +27,11 @@ INSTRUCTIONS = {
 WIDTHS = {
     "scatter": (16, 16),
     "quantize_lanes-float32": (16, 4),
-    "quantize_lanes-float16": (4, 4),
-    "quantize_lanes-bfloat16": (8, 4),
+    "quantize_lanes-float16": (16, 4),
+    "quantize_lanes-bfloat16": (16, 4),
     "dequantize-float32": (4, 16),
-    "dequantize-float16": (4, 4),
-    "dequantize-bfloat16": (4, 4),
+    "dequantize-float16": (4, 16),
+    "dequantize-bfloat16": (4, 16),
 }
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=native.missing() or "")

@@ -34,7 +34,6 @@ def test_compute_sanitizer_found_nothing_but_what_was_planted(report):
     assert min(planted) > 0
 
 
-def test_every_bar_is_reached_but_those_of_float16(report):
-    """The int8 write of float16 is bound by its arithmetic, decoding to it by its 8-byte stores; README."""
-    below = table.below_the_bars(report["bandwidth"]["rows"])
-    assert [bar for bar in below if " float16 " not in bar] == []
+def test_every_bar_is_reached(report):
+    """Medians of the recorded runs."""
+    assert table.below_the_bars(table.medians(report["bandwidth"])) == []
