@@ -1,6 +1,6 @@
 """Verify, sanitize and time what `translate` wrote: ``python -m benchmarks.nvidia.run FOLDER --output FILE``.
 
-`--parts` does some of it; what the file has of the same modules already is kept, and all runs of the bandwidth.
+`--parts` does some of it; what the file has of the same modules is kept, and every run of the bandwidth.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def below_the_bars(rows: list[dict[str, Any]]) -> list[str]:
 def medians(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each row of several runs' tables: the median of each figure, and the ends of the copy's part.
 
-    >>> runs = [{"rows": [{"work": "write", "us": us, "of_copy": 9 / us, "different": {}}]} for us in (10, 12, 11)]
-    >>> medians(runs)
+    >>> rows = [{"work": "write", "us": us, "of_copy": 9 / us, "different": {}} for us in (10, 12, 11)]
+    >>> medians([{"rows": [row]} for row in rows])
     [{'work': 'write', 'us': 11, 'of_copy': 0.818, 'different': {}, 'runs': '0.75-0.9'}]
     """
     found = []
@@ -87,7 +87,17 @@ def markdown(report: dict[str, Any]) -> str:
             "| work | dtype | tokens | us | GB/s | of the copy | runs | Triton / ours | torch / ours |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
-        columns = "work dtype tokens us gb_per_s of_copy runs triton_over_ours torch_over_ours".split()
+        columns = (
+            "work",
+            "dtype",
+            "tokens",
+            "us",
+            "gb_per_s",
+            "of_copy",
+            "runs",
+            "triton_over_ours",
+            "torch_over_ours",
+        )
         lines += ["| " + " | ".join(str(row[name]) for name in columns) + " |" for row in medians(runs)]
     return "\n".join(lines)
 

@@ -171,7 +171,8 @@ def _store_vector(builder, kinds, pointer, index, *values):
         return
     if kinds[0].dtype == _bfloat16:
         bits = [builder.zext(_narrow(builder, value), _i32) for value in values]
-        values = [builder.or_(low, builder.shl(high, _int32(16))) for low, high in zip(bits[::2], bits[1::2])]
+        pairs = zip(bits[::2], bits[1::2])
+        values = tuple(builder.or_(low, builder.shl(high, _int32(16))) for low, high in pairs)
         pointer = builder.bitcast(pointer, ir.PointerType(_i32, addrspace=1))
         index = builder.lshr(index, ir.Constant(_i64, 1))
     for place, value in zip(_places(builder, index, len(values)), values):
