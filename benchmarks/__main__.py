@@ -84,6 +84,12 @@ def _print_verdicts(console: Console, results: list[Result]) -> None:
         console.print(table)
 
 
+def _preset(name: str) -> str:
+    if name not in PRESETS:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(PRESETS)}, got {name!r}")
+    return name
+
+
 def _parser() -> argparse.ArgumentParser:
     listed = "\n".join(f"  {name:<11} {text}" for name, text in DESCRIPTIONS.items())
     parser = argparse.ArgumentParser(
@@ -96,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         "presets",
         nargs="*",
         default=["table"],
-        choices=[*PRESETS, []],
+        type=_preset,
         metavar="preset",
         help="default: table",
     )

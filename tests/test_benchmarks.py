@@ -25,7 +25,7 @@ def run(tmp_path, *arguments):
 
 
 def test_table_is_verified_measured_and_written(tmp_path, queue, capsys):
-    status, found = run(tmp_path, "table")
+    status, found = run(tmp_path)
     assert status == 0
     assert [case["case"]["operation"] for case in found["cases"]] == ["write", "int8"]
     for case in found["cases"]:
@@ -38,6 +38,12 @@ def test_table_is_verified_measured_and_written(tmp_path, queue, capsys):
     assert conditions["driver"] == queue.sycl_device.driver_version
     assert {"commit", "kvcache_dpex", "dpctl", "dpnp", "host cores", "load average"} <= conditions.keys()
     assert OURS in capsys.readouterr().out
+
+
+def test_an_unknown_preset_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["chart"])
+    assert "argument preset: must be one of table, decode, prefill" in capsys.readouterr().err
 
 
 def test_a_wrong_contender_is_not_timed(tmp_path, monkeypatch):
