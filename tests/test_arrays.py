@@ -1,5 +1,8 @@
 """What a launch learns of an array, the same from dpnp's arrays and usm_ndarrays of every release."""
 
+import operator
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -35,6 +38,23 @@ def test_pointer_shape_strides_dtype_queue(queue, wrap, view, dtype):
     if host.size:
         assert operand.strides == tuple(stride // host.itemsize for stride in host.strides)
         assert pointer - whole == host.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("character", "?bBhHiIlLqQef")
+def test_a_dtype_is_what_the_array_says(queue, wrap, character):
+    array = wrap(to_device(np.zeros((2, 3), character), queue))
+    assert arrays.read(array, "array")[1][2] == array.dtype == np.dtype(character)
+
+
+def test_where_a_dtype_lies_is_found_or_the_array_is_asked(queue, monkeypatch):
+    """A release whose objects hold no such number is only slower."""
+    assert not isinstance(arrays._dtype_reader(queue), operator.attrgetter)
+
+    def empty(size, dtype, sycl_queue):
+        return np.empty(size, dtype)
+
+    monkeypatch.setattr(arrays, "tensor_module", lambda: SimpleNamespace(empty=empty))
+    assert arrays._dtype_reader(queue)(np.zeros(3, "int16")) == np.dtype("int16")
 
 
 def test_slices_that_dpnp_makes_itself(queue):

@@ -33,7 +33,7 @@ ONLY_IN = {
     "numba_dpex": ("runtime/compiler.py",),
     "numba": ("runtime/compiler.py", "runtime/lowering.py"),
     "llvmlite": ("runtime/compiler.py", "runtime/lowering.py"),
-    "ctypes": ("runtime/launch.py", "runtime/bundle.py"),
+    "ctypes": ("runtime/launch.py", "runtime/bundle.py", "runtime/arrays.py"),
     "torch": ("torch.py", "dispatch.py", "runtime/exchange.py", "runtime/tensors.py", "runtime/xpu.py"),
     "dpnp": ("runtime/arrays.py", "runtime/exchange.py", "commands/check.py"),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import operator
 import sys
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
@@ -98,8 +100,8 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
         reader = tensors.reader_for(kind)
         readers: tuple[Reader, Reader] = reader, reader
     elif hasattr(array, "__sycl_usm_array_interface__"):
-        usm = _read_usm, _read_usm_output
-        readers = (_read_dpnp, _read_dpnp_output) if hasattr(array, "get_array") else usm
+        usm_of = kind.get_array if hasattr(array, "get_array") else lambda usm: usm
+        readers = _usm_readers(usm_of, _dtype_reader(usm_of(array).sycl_queue))
     else:
         raise Unreadable(
             f"must be a dpnp array, a usm_ndarray or a torch.Tensor, got "
@@ -109,26 +111,41 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
     return readers
 
 
-def _read_usm(array: Any) -> tuple[int, tuple]:
-    return array._pointer, (array.shape, array.strides, array.dtype, array.sycl_queue)
+def _usm_readers(usm_of: Callable[[Any], Any], dtype_of: Callable[[Any], Any]) -> tuple[Reader, Reader]:
+    """Readers for arrays whose usm_ndarray `usm_of` gives."""
+
+    def read(array: Any) -> tuple[int, tuple]:
+        usm = usm_of(array)
+        return usm._pointer, (usm.shape, usm.strides, dtype_of(usm), usm.sycl_queue)
+
+    def read_output(array: Any) -> tuple[int, tuple]:
+        usm = usm_of(array)
+        if not usm.flags.writable:
+            raise _ReadOnly
+        return usm._pointer, (usm.shape, usm.strides, dtype_of(usm), usm.sycl_queue)
+
+    return read, read_output
 
 
-def _read_usm_output(array: Any) -> tuple[int, tuple]:
-    if not array.flags.writable:
-        raise _ReadOnly
-    return array._pointer, (array.shape, array.strides, array.dtype, array.sycl_queue)
+def _dtype_reader(queue: dpctl.SyclQueue) -> Callable[[Any], Any]:
+    """What gives the dtype of a usm_ndarray.
 
-
-def _read_dpnp(array: Any) -> tuple[int, tuple]:
-    usm = array.get_array()
-    return usm._pointer, (usm.shape, usm.strides, usm.dtype, usm.sycl_queue)
-
-
-def _read_dpnp_output(array: Any) -> tuple[int, tuple]:
-    usm = array.get_array()
-    if not usm.flags.writable:
-        raise _ReadOnly
-    return usm._pointer, (usm.shape, usm.strides, usm.dtype, usm.sycl_queue)
+    Its own `dtype` parses a string every time, a tenth of a small write. The object also holds NumPy's
+    number of the dtype; where is found by looking into some, so nothing is assumed of another release.
+    """
+    number_at = ctypes.c_int.from_address
+    empty = tensor_module().empty
+    samples = [empty(1, dtype=character, sycl_queue=queue) for character in "bBhHiIlLf"]
+    places = [
+        place
+        for place in range(object.__basicsize__, type(samples[0]).__basicsize__, ctypes.sizeof(ctypes.c_int))
+        if all(number_at(id(sample) + place).value == sample.dtype.num for sample in samples)
+    ]
+    if len(places) != 1:
+        return operator.attrgetter("dtype")
+    dtypes = {np.dtype(character).num: np.dtype(character) for character in _DTYPE_NAMES}
+    place = places[0]
+    return lambda usm: dtypes[number_at(id(usm) + place).value]
 
 
 # dtypes that no array package here has: their bits travel as unsigned integers.
