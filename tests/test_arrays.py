@@ -1,6 +1,5 @@
 """What a launch learns of an array, the same from dpnp's arrays and usm_ndarrays of every release."""
 
-import operator
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,15 +45,20 @@ def test_a_dtype_is_what_the_array_says(queue, wrap, character):
     assert arrays.read(array, "array")[1][2] == array.dtype == np.dtype(character)
 
 
-def test_where_a_dtype_lies_is_found_or_the_array_is_asked(queue, monkeypatch):
+def test_where_a_dtype_lies_is_found_or_the_array_is_asked(queue, wrap, monkeypatch):
     """A release whose objects hold no such number is only slower."""
-    assert not isinstance(arrays._dtype_reader(queue), operator.attrgetter)
+    array = wrap(to_device(np.zeros((2, 3), "int16"), queue))
+    assert arrays._dtype_place(queue) is not None
+    monkeypatch.setattr(arrays, "tensor_module", lambda: SimpleNamespace(empty=without_number))
+    monkeypatch.setattr(arrays, "_readers", {})
+    monkeypatch.setattr(arrays, "_output_readers", {})
+    assert arrays._dtype_place(queue) is None
+    assert arrays.read(array, "array") == arrays.read_output(array, "array")
+    assert arrays.read(array, "array")[1][2] == np.dtype("int16")
 
-    def empty(size, dtype, sycl_queue):
-        return np.empty(size, dtype)
 
-    monkeypatch.setattr(arrays, "tensor_module", lambda: SimpleNamespace(empty=empty))
-    assert arrays._dtype_reader(queue)(np.zeros(3, "int16")) == np.dtype("int16")
+def without_number(size, dtype, sycl_queue):
+    return np.empty(size, dtype)
 
 
 def test_slices_that_dpnp_makes_itself(queue):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import operator
 import sys
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
@@ -101,7 +100,7 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
         readers: tuple[Reader, Reader] = reader, reader
     elif hasattr(array, "__sycl_usm_array_interface__"):
         usm_of = kind.get_array if hasattr(array, "get_array") else lambda usm: usm
-        readers = _usm_readers(usm_of, _dtype_reader(usm_of(array).sycl_queue))
+        readers = _usm_readers(usm_of, _dtype_place(usm_of(array).sycl_queue))
     else:
         raise Unreadable(
             f"must be a dpnp array, a usm_ndarray or a torch.Tensor, got "
@@ -111,27 +110,35 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
     return readers
 
 
-def _usm_readers(usm_of: Callable[[Any], Any], dtype_of: Callable[[Any], Any]) -> tuple[Reader, Reader]:
-    """Readers for arrays whose usm_ndarray `usm_of` gives."""
+def _usm_readers(usm_of: Callable[[Any], Any], place: int | None) -> tuple[Reader, Reader]:
+    """Readers for arrays whose usm_ndarray `usm_of` gives; `place` is that of `_dtype_place`."""
+    number_at, start = ctypes.c_int.from_address, place or 0
+    dtypes = {np.dtype(character).num: np.dtype(character) for character in _DTYPE_NAMES}
 
     def read(array: Any) -> tuple[int, tuple]:
         usm = usm_of(array)
-        return usm._pointer, (usm.shape, usm.strides, dtype_of(usm), usm.sycl_queue)
+        dtype = dtypes[number_at(id(usm) + start).value]
+        return usm._pointer, (usm.shape, usm.strides, dtype, usm.sycl_queue)
+
+    def read_slowly(array: Any) -> tuple[int, tuple]:
+        usm = usm_of(array)
+        return usm._pointer, (usm.shape, usm.strides, usm.dtype, usm.sycl_queue)
+
+    reader = read if place else read_slowly
 
     def read_output(array: Any) -> tuple[int, tuple]:
-        usm = usm_of(array)
-        if not usm.flags.writable:
+        if not usm_of(array).flags.writable:
             raise _ReadOnly
-        return usm._pointer, (usm.shape, usm.strides, dtype_of(usm), usm.sycl_queue)
+        return reader(array)
 
-    return read, read_output
+    return reader, read_output
 
 
-def _dtype_reader(queue: dpctl.SyclQueue) -> Callable[[Any], Any]:
-    """What gives the dtype of a usm_ndarray.
+def _dtype_place(queue: dpctl.SyclQueue) -> int | None:
+    """Where in a usm_ndarray NumPy's number of its dtype lies.
 
-    Its own `dtype` parses a string every time, a tenth of a small write. The object also holds NumPy's
-    number of the dtype; where is found by looking into some, so nothing is assumed of another release.
+    Its own `dtype` parses a string every time, a tenth of a small write. The place is found by looking
+    into some arrays, so that nothing is assumed of another release; None if there is no such place.
     """
     number_at = ctypes.c_int.from_address
     empty = tensor_module().empty
@@ -141,11 +148,7 @@ def _dtype_reader(queue: dpctl.SyclQueue) -> Callable[[Any], Any]:
         for place in range(object.__basicsize__, type(samples[0]).__basicsize__, ctypes.sizeof(ctypes.c_int))
         if all(number_at(id(sample) + place).value == sample.dtype.num for sample in samples)
     ]
-    if len(places) != 1:
-        return operator.attrgetter("dtype")
-    dtypes = {np.dtype(character).num: np.dtype(character) for character in _DTYPE_NAMES}
-    place = places[0]
-    return lambda usm: dtypes[number_at(id(usm) + place).value]
+    return places[0] if len(places) == 1 else None
 
 
 # dtypes that no array package here has: their bits travel as unsigned integers.
