@@ -21,7 +21,7 @@ _inference = torch.is_inference_mode_enabled
 
 def write(key, value, key_cache, value_cache, slot_mapping, *, check_slots=False) -> None:
     if _grad_enabled():
-        _refuse_gradients(key=key, value=value, key_cache=key_cache, value_cache=value_cache)
+        _refuse_gradients("key value key_cache value_cache", key, value, key_cache, value_cache)
     reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, check_slots=check_slots)
     # Autograd then notices where it had saved a cache; inference mode saves none.
     if not _inference():
@@ -30,7 +30,7 @@ def write(key, value, key_cache, value_cache, slot_mapping, *, check_slots=False
 
 def write_quant(key, value, kq, vq, ks, vs, slot_mapping, *, check_slots=False) -> None:
     if _grad_enabled():
-        _refuse_gradients(key=key, value=value, ks=ks, vs=vs)
+        _refuse_gradients("key value ks vs", key, value, ks, vs)
     reshape_and_cache_quant(key, value, kq, vq, ks, vs, slot_mapping, check_slots=check_slots)
     if not _inference():
         increment_version((kq, vq, ks, vs))
@@ -47,21 +47,22 @@ def write_flash(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype
 
 def decode(q, scales, dtype=None, blocks=None) -> Tensor:
     if _grad_enabled():
-        _refuse_gradients(scales=scales)
+        _refuse_gradients("scales", scales)
     return dequant_cache(q, scales, dtype=dtype, blocks=blocks)
 
 
 def decode_into(q, scales, out, blocks=None) -> None:
     if _grad_enabled():
-        _refuse_gradients(scales=scales, out=out)
+        _refuse_gradients("scales out", scales, out)
     dequant_cache(q, scales, out=out, blocks=blocks)
     if not _inference():
         increment_version(out)
 
 
-def _refuse_gradients(**tensors: Any) -> None:
-    for name, tensor in tensors.items():
+def _refuse_gradients(names: str, *tensors: Any) -> None:
+    for number, tensor in enumerate(tensors):
         if getattr(tensor, "requires_grad", False):
+            name = names.split()[number]
             raise ValueError(
                 f"`{name}` must not require a gradient, for this operation has none; pass {name}.detach() or "
                 "call it under torch.no_grad()"
@@ -70,7 +71,7 @@ def _refuse_gradients(**tensors: Any) -> None:
 
 def _write_fake(key, value, *others: Any, **options: Any) -> None:
     if _grad_enabled():
-        _refuse_gradients(key=key, value=value)
+        _refuse_gradients("key value", key, value)
 
 
 def _decode_fake(q: Tensor, scales: Tensor, dtype=None, blocks=None) -> Tensor:
