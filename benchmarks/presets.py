@@ -10,7 +10,9 @@ import numpy as np
 class Case(NamedTuple):
     """One operation on one size of input.
 
-    `operation` is "write", "int8" or "dequantize"; a dequantize case counts its slots as tokens.
+    `operation` is "write", "int8" or "dequantize"; a dequantize case counts its slots as tokens. Slots are
+    as a server hands them out: of 512 tokens and more, a prefill, whole blocks in random order; of fewer,
+    each the next token of another sequence, any slots. `random_slots` makes them any slots always.
     """
 
     operation: str
@@ -20,9 +22,11 @@ class Case(NamedTuple):
     dtype: str = "float32"
     block_size: int = 16
     model: str = ""
+    random_slots: bool = False
 
     def __str__(self) -> str:
         what = f"{self.operation}, {self.tokens} x {self.heads} x {self.size}, {self.dtype}"
+        what += ", random slots" if self.random_slots else ""
         return f"{what} ({self.model})" if self.model else what
 
     @property
@@ -35,6 +39,12 @@ class Case(NamedTuple):
         if self.operation == "dequantize":
             return -(-self.tokens // self.block_size)
         return max(256, -(-self.tokens * 5 // 4 // self.block_size))
+
+    def slot_mapping(self, rng: np.random.Generator) -> np.ndarray:
+        if self.random_slots or self.tokens < PREFILL[0]:
+            return rng.permutation(self.num_blocks * self.block_size)[: self.tokens]
+        blocks = rng.permutation(self.num_blocks)[:, None]
+        return (blocks * self.block_size + np.arange(self.block_size)).ravel()[: self.tokens]
 
     @property
     def num_bytes(self) -> int:
@@ -62,6 +72,7 @@ PRESETS: dict[str, list[Case]] = {
     "table": [Case("write", 8), Case("int8", 8)],
     "decode": [Case("write", tokens) for tokens in DECODE],
     "prefill": [Case("write", tokens) for tokens in PREFILL],
+    "random": [Case("write", tokens, random_slots=True) for tokens in PREFILL],
     "models": [
         Case("write", tokens, heads, size, "bfloat16", model=model)
         for model, (heads, size) in MODELS.items()
@@ -90,6 +101,7 @@ DESCRIPTIONS = {
     "table": "8 tokens, 8 heads, 128: the table of kv-cache-xpu",
     "decode": f"writes of {', '.join(map(str, DECODE))} tokens",
     "prefill": f"writes of {', '.join(map(str, PREFILL))} tokens",
+    "random": f"writes of {', '.join(map(str, PREFILL))} tokens to slots in random order",
     "models": f"bfloat16 rows of {', '.join(MODELS)}",
     "dtypes": "float32, float16, bfloat16, int8 rows, moved bit for bit",
     "int8": f"int8 writes of {', '.join(map(str, INT8_TOKENS))} tokens",

@@ -53,7 +53,7 @@ class Work:
             outputs = {"out": np.empty(shape, arrays.storage_dtype(case.dtype))}
         else:
             rows = (case.tokens, case.heads, case.size)
-            slot_mapping = rng.permutation(slots)[: case.tokens]
+            slot_mapping = case.slot_mapping(rng)
             inputs = {"key": _rows(rng, rows, case.dtype), "value": _rows(rng, rows, case.dtype)}
             inputs["slot_mapping"] = slot_mapping.astype(np.int64)
             if case.operation == "int8":
