@@ -29,7 +29,7 @@ def decoder(request, monkeypatch):
         request.getfixturevalue("runner")
     monkeypatch.setattr(dequantize, "_launches", {})
     if request.param == "dequantize_any":
-        monkeypatch.setattr(dequantize, "_in_fours", lambda *operands: None)
+        monkeypatch.setattr(dequantize, "_in_runs", lambda *operands: None)
     else:
         queue = SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=request.param == "dequantize_spread"))
         choose = dequantize._kernel_of

@@ -92,14 +92,14 @@ def _prepare(
     )
     if 0 in result.shape:
         return launch.nothing
-    fast = None if misaligned else _in_fours(codes, scale, chosen, result, value_type)
+    fast = None if misaligned else _in_runs(codes, scale, chosen, result, value_type)
     return fast or _any(codes, scale, chosen, result, value_type)
 
 
-def _in_fours(
+def _in_runs(
     codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, value_type: str
 ) -> launch.Launch | None:
-    """Blocks of contiguous rows of whole fours; None if not so."""
+    """Blocks of contiguous rows of whole runs; None if not so."""
     num_blocks, block_size, num_kv_heads, head_size = codes.shape
     kernel, unit, step, per_item = _kernel_of(codes.queue, value_type)
     rows = block_size * num_kv_heads
