@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers import output_of
-from kvcache_dpex.runtime import libraries
+from kvcache_dpex.runtime import bundle, libraries
 
 USE = """
 import kvcache_dpex
@@ -117,6 +118,15 @@ def test_a_bundle_loads_libraries_that_only_they_see():
     )
     assert output_of(code.format(names=names[:2])) == "True False"
     assert output_of(code.format(names=names)) == "False False"
+
+
+def test_a_bundle_asks_for_no_executable_stack():
+    """glibc refuses one since 2.41, also where it is asked for by saying nothing."""
+    code = bundle.image(["libanl.so.1"], "/")
+    (count,) = struct.unpack_from("<H", code, 56)
+    headers = [struct.unpack_from("<2I", code, 64 + 56 * number) for number in range(count)]
+    gnu_stack, read_write = 0x6474E551, 6
+    assert [flags for kind, flags in headers if kind == gnu_stack] == [read_write]
 
 
 def skip_without(*modules):

@@ -14,7 +14,7 @@ import struct
 
 # Of the ELF specification and its x86-64 supplement; the wheels of this runtime are for no other machine.
 _NULL, _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SYMENT, _RUNPATH = 0, 1, 4, 5, 6, 10, 11, 29
-_PT_LOAD, _PT_DYNAMIC, _READ_WRITE, _ET_DYN, _EM_X86_64 = 1, 2, 6, 3, 62
+_PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK, _READ_WRITE, _ET_DYN, _EM_X86_64 = 1, 2, 0x6474E551, 6, 3, 62
 _HEADER, _SEGMENT, _SYMBOL, _ENTRY = 64, 56, 24, 16
 
 
@@ -35,7 +35,7 @@ def image(names: list[str], folder: str) -> bytes:
         1 + sum(len(os.fsencode(text)) + 1 for text in strings[:index]) for index in range(len(strings))
     ]
     table = b"\0" + b"".join(os.fsencode(text) + b"\0" for text in strings)
-    hash_at = _HEADER + 2 * _SEGMENT
+    hash_at = _HEADER + 3 * _SEGMENT
     symbols_at = hash_at + 24
     dynamic_at = symbols_at + _SYMBOL
     dynamic_size = _ENTRY * (len(strings) + 6)
@@ -54,12 +54,14 @@ def image(names: list[str], folder: str) -> bytes:
         "<16s2HI3QI6H",
         b"\x7fELF\x02\x01\x01",
         *(_ET_DYN, _EM_X86_64, 1, 0, _HEADER, 0, 0),
-        *(_HEADER, _SEGMENT, 2, 0, 0, 0),
+        *(_HEADER, _SEGMENT, 3, 0, 0, 0),
     )
     size = table_at + len(table)
     segments = struct.pack("<2I6Q", _PT_LOAD, _READ_WRITE, 0, 0, 0, size, size, 4096)
     place = (dynamic_at, dynamic_at, dynamic_at, dynamic_size, dynamic_size)
     segments += struct.pack("<2I6Q", _PT_DYNAMIC, _READ_WRITE, *place, 8)
+    # Without it the stack would have to be executable, which glibc refuses since 2.41.
+    segments += struct.pack("<2I6Q", _PT_GNU_STACK, _READ_WRITE, 0, 0, 0, 0, 0, 16)
     no_hashes = struct.pack("<5I4x", 1, 1, 0, 0, 0)
     dynamic = b"".join(struct.pack("<2Q", *entry) for entry in entries)
     return header + segments + no_hashes + bytes(_SYMBOL) + dynamic + table

@@ -40,18 +40,20 @@ def missing() -> str | None:
     return f"no Level Zero driver in {native.folder()}; `python -m tests.gates.fetch` unpacks it there"
 
 
+def python_with_newer_c_library(*first: Path) -> list[str]:
+    """A command that runs this Python with the C library beside the driver; `first` is searched first."""
+    libraries = (native.folder() / _DRIVER).parent.resolve()
+    system = Path("/usr/lib/x86_64-linux-gnu"), Path("/lib/x86_64-linux-gnu")
+    searched = [*first, libraries, Path(sysconfig.get_config_var("LIBDIR")), *system]
+    path = os.pathsep.join(map(str, searched))
+    loader = [str(libraries / "ld-linux-x86-64.so.2"), "--argv0", sys.executable, "--library-path", path]
+    return [*loader, sys.executable]
+
+
 def run(product: str, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Run this Python, in its own environment, beside a simulated GPU of a product."""
-    libraries = [
-        Path(sys.prefix, "lib"),
-        (native.folder() / _DRIVER).parent.resolve(),
-        Path(sysconfig.get_config_var("LIBDIR")),
-        Path("/usr/lib/x86_64-linux-gnu"),
-        Path("/lib/x86_64-linux-gnu"),
-    ]
-    path = os.pathsep.join(map(str, libraries))
-    # The driver needs a newer C library than the system has, so that library's loader starts Python.
-    loader = [str(libraries[1] / "ld-linux-x86-64.so.2"), "--argv0", sys.executable, "--library-path", path]
+    # The driver needs a newer C library than the system has.
+    python = python_with_newer_c_library(Path(sys.prefix, "lib"))
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     root = str(Path(__file__).parents[2])
     environment.update(
@@ -62,7 +64,7 @@ def run(product: str, *arguments: str, timeout: float = 300) -> subprocess.Compl
     )
     with tempfile.TemporaryDirectory() as folder:  # the driver leaves a capture file where it runs
         return subprocess.run(
-            [*loader, sys.executable, *arguments],
+            [*python, *arguments],
             cwd=folder,
             env=environment,
             capture_output=True,

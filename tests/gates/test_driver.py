@@ -5,9 +5,12 @@ modules are built by the real compiler, limits are kept and refusals are errors,
 """
 
 import json
+import os
+import subprocess
 
 import pytest
 
+from helpers import ROOT
 from kvcache_dpex.runtime import compiler, store
 
 from . import planted, simulated
@@ -78,3 +81,19 @@ def test_a_module_with_float64_is_an_error_where_there_is_none(product, accepted
         assert result.returncode == 1
         assert "RuntimeError: the driver of Intel(R) Graphics" in result.stderr
         assert "refuses kernel float64_literal" in result.stderr
+
+
+def test_libraries_are_found_under_a_newer_c_library():
+    """glibc refuses since 2.41 what older ones load."""
+    code = (
+        "import os, kvcache_dpex; key_cache, _ = kvcache_dpex.empty_cache(2, 4, 1, 8)\n"
+        "print(os.confstr('CS_GNU_LIBC_VERSION'), int((key_cache + 1).sum()))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    environment["PYTHONPATH"] = str(ROOT)
+    python = simulated.python_with_newer_c_library()
+    done = subprocess.run([*python, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    library, version, total = done.stdout.split()
+    assert (library, total) == ("glibc", "64")
+    assert tuple(map(int, version.split("."))) >= (2, 41)
