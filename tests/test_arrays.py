@@ -1,6 +1,6 @@
 """What a launch learns of an array, the same from dpnp's arrays and usm_ndarrays of every release."""
 
-from types import SimpleNamespace
+import ctypes
 
 import numpy as np
 import pytest
@@ -47,18 +47,30 @@ def test_a_dtype_is_what_the_array_says(queue, wrap, character):
 
 def test_where_a_dtype_lies_is_found_or_the_array_is_asked(queue, wrap, monkeypatch):
     """A release whose objects hold no such number is only slower."""
-    array = wrap(to_device(np.zeros((2, 3), "int16"), queue))
-    assert arrays._dtype_place(queue) is not None
-    monkeypatch.setattr(arrays, "tensor_module", lambda: SimpleNamespace(empty=without_number))
+    usm = to_device(np.zeros((2, 3), "int16"), queue)
+    assert arrays._dtype_place(usm) is not None
+    monkeypatch.setattr(arrays.ctypes, "c_int", ctypes.c_uint8)
+    monkeypatch.setattr(arrays.ctypes, "sizeof", lambda kind: 64)
     monkeypatch.setattr(arrays, "_readers", {})
     monkeypatch.setattr(arrays, "_output_readers", {})
-    assert arrays._dtype_place(queue) is None
+    assert arrays._dtype_place(usm) is None
+    array = wrap(usm)
     assert arrays.read(array, "array") == arrays.read_output(array, "array")
     assert arrays.read(array, "array")[1][2] == np.dtype("int16")
 
 
-def without_number(size, dtype, sycl_queue):
-    return np.empty(size, dtype)
+def test_nothing_is_looked_for_in_an_array_of_another_package(queue):
+    class Other:
+        def __init__(self, usm):
+            self.usm = usm
+
+        def __getattr__(self, name):
+            return getattr(self.usm, name)
+
+    usm = to_device(np.zeros((2, 3), "int16"), queue)
+    assert arrays.read(Other(usm), "array") == arrays.read(usm, "array")
+    Other.__name__ = "usm_ndarray"
+    assert arrays._dtype_place(Other(usm)) is None
 
 
 def test_slices_that_dpnp_makes_itself(queue):

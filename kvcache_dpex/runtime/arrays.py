@@ -100,7 +100,7 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
         readers: tuple[Reader, Reader] = reader, reader
     elif hasattr(array, "__sycl_usm_array_interface__"):
         usm_of = kind.get_array if hasattr(array, "get_array") else lambda usm: usm
-        readers = _usm_readers(usm_of, _dtype_place(usm_of(array).sycl_queue))
+        readers = _usm_readers(usm_of, _dtype_place(usm_of(array)))
     else:
         raise Unreadable(
             f"must be a dpnp array, a usm_ndarray or a torch.Tensor, got "
@@ -134,15 +134,20 @@ def _usm_readers(usm_of: Callable[[Any], Any], place: int | None) -> tuple[Reade
     return reader, read_output
 
 
-def _dtype_place(queue: dpctl.SyclQueue) -> int | None:
-    """Where in a usm_ndarray NumPy's number of its dtype lies.
+def _dtype_place(usm: Any) -> int | None:
+    """Where in a usm_ndarray, such as this, NumPy's number of its dtype lies.
 
     Its own `dtype` parses a string every time, a tenth of a small write. The place is found by looking
-    into some arrays, so that nothing is assumed of another release; None if there is no such place.
+    into some arrays, so that nothing is assumed of another release; None if there is no such place, and
+    in arrays of other packages.
     """
+    if type(usm).__name__ != "usm_ndarray":
+        return None
     number_at = ctypes.c_int.from_address
     empty = tensor_module().empty
-    samples = [empty(1, dtype=character, sycl_queue=queue) for character in "bBhHiIlLf"]
+    samples = [empty(1, dtype=character, sycl_queue=usm.sycl_queue) for character in "bBhHiIlLf"]
+    if type(usm) is not type(samples[0]):
+        return None
     places = [
         place
         for place in range(object.__basicsize__, type(samples[0]).__basicsize__, ctypes.sizeof(ctypes.c_int))
