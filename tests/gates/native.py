@@ -12,6 +12,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterable
@@ -188,10 +189,12 @@ def packaged() -> dict[str, bytes]:
 
 def table(facts: dict[tuple[str, str], Facts | Refused]):
     """One row a module, one column a product."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
     products = list(dict.fromkeys(product for _, product in facts))
-    result = Table("kernel", *(f"{product}\n{PRODUCTS[product]}" for product in products))
+    result = Table(
+        Column("kernel", no_wrap=True), *(f"{product}\n{PRODUCTS[product]}" for product in products)
+    )
     for name in dict.fromkeys(name for name, _ in facts):
         result.add_row(name, *(_cell(facts[name, product]) for product in products))
     result.caption = "SIMD width, instructions; widest load / store in bytes a lane; spills"
@@ -212,4 +215,4 @@ if __name__ == "__main__":
     reason = missing()
     if reason:
         raise SystemExit(reason)
-    Console().print(table(compile_all(packaged())))
+    Console(width=None if sys.stdout.isatty() else 140).print(table(compile_all(packaged())))
