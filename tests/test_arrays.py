@@ -1,7 +1,5 @@
 """What a launch learns of an array, the same from dpnp's arrays and usm_ndarrays of every release."""
 
-import ctypes
-
 import numpy as np
 import pytest
 
@@ -45,18 +43,31 @@ def test_a_dtype_is_what_the_array_says(queue, wrap, character):
     assert arrays.read(array, "array")[1][2] == array.dtype == np.dtype(character)
 
 
-def test_where_a_dtype_lies_is_found_or_the_array_is_asked(queue, wrap, monkeypatch):
-    """A release whose objects hold no such number is only slower."""
+def test_where_its_state_lies_is_found_or_the_array_is_asked(queue, wrap, monkeypatch):
+    """A release whose objects hold no such state is only slower."""
     usm = to_device(np.zeros((2, 3), "int16"), queue)
-    assert arrays._dtype_place(usm) is not None
-    monkeypatch.setattr(arrays.ctypes, "c_int", ctypes.c_uint8)
-    monkeypatch.setattr(arrays.ctypes, "sizeof", lambda kind: 64)
+    assert arrays._state_place(usm) is not None
+    monkeypatch.setattr(arrays.ctypes, "sizeof", lambda kind: 1024)
     monkeypatch.setattr(arrays, "_readers", {})
     monkeypatch.setattr(arrays, "_output_readers", {})
-    assert arrays._dtype_place(usm) is None
+    assert arrays._state_place(usm) is None
     array = wrap(usm)
     assert arrays.read(array, "array") == arrays.read_output(array, "array")
     assert arrays.read(array, "array")[1][2] == np.dtype("int16")
+    usm.flags.writable = False
+    with pytest.raises(ValueError, match=r"^`array` must be writable, got a read-only array$"):
+        arrays.read_output(array, "array")
+
+
+def test_an_array_that_becomes_read_only_is_refused(queue, wrap):
+    usm = to_device(np.zeros((2, 3), "float32"), queue)
+    array = wrap(usm)
+    for _ in range(2):
+        assert arrays.read_output(array, "array") == arrays.read(array, "array")
+    usm.flags.writable = False
+    with pytest.raises(ValueError, match=r"^`array` must be writable, got a read-only array$"):
+        arrays.read_output(array, "array")
+    assert arrays.read(array, "array")[1][2] == np.dtype("float32")
 
 
 def test_nothing_is_looked_for_in_an_array_of_another_package(queue):
@@ -70,7 +81,7 @@ def test_nothing_is_looked_for_in_an_array_of_another_package(queue):
     usm = to_device(np.zeros((2, 3), "int16"), queue)
     assert arrays.read(Other(usm), "array") == arrays.read(usm, "array")
     Other.__name__ = "usm_ndarray"
-    assert arrays._dtype_place(Other(usm)) is None
+    assert arrays._state_place(Other(usm)) is None
 
 
 def test_slices_that_dpnp_makes_itself(queue):

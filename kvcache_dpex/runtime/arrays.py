@@ -100,7 +100,7 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
         readers: tuple[Reader, Reader] = reader, reader
     elif hasattr(array, "__sycl_usm_array_interface__"):
         usm_of = kind.get_array if hasattr(array, "get_array") else lambda usm: usm
-        readers = _usm_readers(usm_of, _dtype_place(usm_of(array)))
+        readers = _usm_readers(usm_of, _state_place(usm_of(array)))
     else:
         raise Unreadable(
             f"must be a dpnp array, a usm_ndarray or a torch.Tensor, got "
@@ -111,47 +111,66 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
 
 
 def _usm_readers(usm_of: Callable[[Any], Any], place: int | None) -> tuple[Reader, Reader]:
-    """Readers for arrays whose usm_ndarray `usm_of` gives; `place` is that of `_dtype_place`."""
-    number_at, start = ctypes.c_int.from_address, place or 0
-    dtypes = {np.dtype(character).num: np.dtype(character) for character in _DTYPE_NAMES}
+    """Readers for arrays whose usm_ndarray `usm_of` gives; `place` is that of `_state_place`."""
+    state_at, start = ctypes.c_int64.from_address, place or 0
+    # By the states that have been seen, of any arrays and of writable ones.
+    dtypes: dict[int, Any] = {}
+    writable_dtypes: dict[int, Any] = {}
 
     def read(array: Any) -> tuple[int, tuple]:
         usm = usm_of(array)
-        dtype = dtypes[number_at(id(usm) + start).value]
+        state = state_at(id(usm) + start).value
+        dtype = dtypes.get(state)
+        if dtype is None:
+            dtype = dtypes[state] = usm.dtype
         return usm._pointer, (usm.shape, usm.strides, dtype, usm.sycl_queue)
 
-    def read_slowly(array: Any) -> tuple[int, tuple]:
+    def read_output(array: Any) -> tuple[int, tuple]:
+        usm = usm_of(array)
+        state = state_at(id(usm) + start).value
+        dtype = writable_dtypes.get(state)
+        if dtype is None:
+            _require_writable(usm)
+            dtype = writable_dtypes[state] = usm.dtype
+        return usm._pointer, (usm.shape, usm.strides, dtype, usm.sycl_queue)
+
+    def ask(array: Any) -> tuple[int, tuple]:
         usm = usm_of(array)
         return usm._pointer, (usm.shape, usm.strides, usm.dtype, usm.sycl_queue)
 
-    reader = read if place else read_slowly
+    def ask_output(array: Any) -> tuple[int, tuple]:
+        _require_writable(usm_of(array))
+        return ask(array)
 
-    def read_output(array: Any) -> tuple[int, tuple]:
-        if not usm_of(array).flags.writable:
-            raise _ReadOnly
-        return reader(array)
-
-    return reader, read_output
+    return (read, read_output) if place else (ask, ask_output)
 
 
-def _dtype_place(usm: Any) -> int | None:
-    """Where in a usm_ndarray, such as this, NumPy's number of its dtype lies.
+def _require_writable(usm: Any) -> None:
+    if not usm.flags.writable:
+        raise _ReadOnly
 
-    Its own `dtype` parses a string every time, a tenth of a small write. The place is found by looking
-    into some arrays, so that nothing is assumed of another release; None if there is no such place, and
-    in arrays of other packages.
+
+def _state_place(usm: Any) -> int | None:
+    """Where in a usm_ndarray, such as this, its state lies: NumPy's number of its dtype, then its flags.
+
+    Its own `dtype` parses a string every time, and `flags` makes an object: a sixth of a small write. The
+    place is found by looking into some arrays, so that nothing is assumed of another release; None if
+    there is no such place, and in arrays of other packages.
     """
     if type(usm).__name__ != "usm_ndarray":
         return None
-    number_at = ctypes.c_int.from_address
+    number_at, state_at = ctypes.c_int.from_address, ctypes.c_int64.from_address
     empty = tensor_module().empty
-    samples = [empty(1, dtype=character, sycl_queue=usm.sycl_queue) for character in "bBhHiIlLf"]
+    samples = [empty(1, dtype=character, sycl_queue=usm.sycl_queue) for character in "bBhHiIlLff"]
     if type(usm) is not type(samples[0]):
         return None
+    *_, writable, read_only = samples
+    read_only.flags.writable = False
     places = [
         place
-        for place in range(object.__basicsize__, type(samples[0]).__basicsize__, ctypes.sizeof(ctypes.c_int))
+        for place in range(object.__basicsize__, type(usm).__basicsize__, ctypes.sizeof(ctypes.c_int64))
         if all(number_at(id(sample) + place).value == sample.dtype.num for sample in samples)
+        and state_at(id(writable) + place).value != state_at(id(read_only) + place).value
     ]
     return places[0] if len(places) == 1 else None
 
