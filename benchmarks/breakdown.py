@@ -20,6 +20,7 @@ from kvcache_dpex.ops import write
 from kvcache_dpex.runtime import launch
 from kvcache_dpex.runtime.arrays import read, read_output
 
+from .contenders import torch_operations
 from .floor import empty_launch
 from .measure import Timing, conditions, measure, stages
 from .opencl import RecordedLaunch, opencl_launch
@@ -49,19 +50,35 @@ def _wholes(work: Work) -> dict[str, Contender]:
     a = work.arrays
     pointers, prepared = _prepared(a)
     empty, what = empty_launch(work.queue)
+    other = Work(work.case._replace(block_size=32), work.queue)
     wholes: dict[str, Callable[[], Any]] = {
         "reshape_and_cache": lambda: kv.reshape_and_cache(**a),
         "its launch alone": lambda: prepared(pointers, a),
         "its launch, all slots negative": _skipping(work, prepared, pointers),
         f"launch of {what}": empty,
-        "reshape_and_cache without a launch": _without_launch(work),
+        "reshape_and_cache without a launch": _without_launch(kv.reshape_and_cache, other.arrays),
     }
     if work.sycl_device == "CPU":
         try:
             wholes["its launch through OpenCL alone, without SYCL"] = opencl_launch(prepared, pointers)
         except Absent as reason:
             Console(stderr=True).print(f"no launch through OpenCL alone: {reason}")
-    return {name: work.on_device(run, ()) for name, run in wholes.items()}
+    return {**{name: work.on_device(run, ()) for name, run in wholes.items()}, **_on_tensors(work, other)}
+
+
+def _on_tensors(work: Work, other: Work) -> dict[str, Contender]:
+    """The same on torch tensors, by the package's own name and by that of `kvcache_dpex.torch`."""
+    try:
+        t, operation = work.tensors, torch_operations().reshape_and_cache
+    except Absent as reason:
+        Console(stderr=True).print(f"nothing of torch tensors: {reason}")
+        return {}
+    runs: dict[str, Callable[[], Any]] = {
+        "reshape_and_cache on tensors": lambda: kv.reshape_and_cache(**t),
+        "torch.reshape_and_cache": lambda: operation(**t),
+        "torch.reshape_and_cache without a launch": _without_launch(operation, other.tensors),
+    }
+    return {name: work.on_torch(run, ()) for name, run in runs.items()}
 
 
 def _prepared(arguments: dict[str, Any]) -> tuple[tuple[int, ...], RecordedLaunch]:
@@ -81,14 +98,13 @@ def _skipping(work: Work, prepared: launch.Launch, pointers: tuple[int, ...]) ->
     return lambda: prepared(skipped, negative)
 
 
-def _without_launch(work: Work) -> Callable[[], None]:
-    """The operation on arrays of another shape, for which the launch is replaced by nothing."""
-    a = Work(work.case._replace(block_size=32), work.queue).arrays
+def _without_launch(operation: Callable[..., Any], arguments: dict[str, Any]) -> Callable[[], None]:
+    """The operation on arguments of a new shape, for which the launch is replaced by nothing."""
     before = set(write._launches)
-    kv.reshape_and_cache(**a)
+    operation(**arguments)
     (geometry,) = set(write._launches) - before
     write._launches[geometry] = launch.nothing
-    return lambda: kv.reshape_and_cache(**a)
+    return lambda: operation(**arguments)
 
 
 def _staged(work: Work) -> Callable[[Callable[[str], None]], None]:

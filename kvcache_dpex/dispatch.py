@@ -60,6 +60,7 @@ def decode_into(q, scales, out, blocks=None) -> None:
 
 
 def _refuse_gradients(names: str, *tensors: Any) -> None:
+    # Names in one string, for a dict of them takes half a microsecond of every call.
     for number, tensor in enumerate(tensors):
         if getattr(tensor, "requires_grad", False):
             name = names.split()[number]

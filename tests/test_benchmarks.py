@@ -4,7 +4,9 @@ import json
 import mmap
 import subprocess
 import sys
+from importlib.util import find_spec
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -12,7 +14,7 @@ from benchmarks import __main__ as command
 from benchmarks import contenders, memory, presets
 from benchmarks.contenders import ENTRIES, OURS, Entry
 from benchmarks.work import Absent, Work
-from helpers import ROOT
+from helpers import ROOT, output_of
 
 QUICK = ["--seconds", "0.01", "--skip", "torch", "--skip", "vLLM", "--skip", "numba"]
 
@@ -105,6 +107,22 @@ def test_charts(tmp_path):
     text = file.read_text()
     assert text.count('<g id="axes_') == 2
     assert "fastest copy of the same bytes" in text
+
+
+@pytest.mark.parametrize("case", [*presets.PRESETS["random"], *presets.PRESETS["prefill"]], ids=str)
+def test_slots_are_distinct_and_a_prefill_fills_blocks(case):
+    slots = case.slot_mapping(np.random.default_rng(0))
+    assert len(set(slots.tolist())) == case.tokens
+    assert slots.max() < case.num_blocks * case.block_size
+    steps = np.diff(slots.reshape(-1, case.block_size), axis=1)
+    assert (steps == 1).all() == (not case.random_slots)
+
+
+def test_breakdown_prints_every_part():
+    printed = output_of("", arguments=["-m", "benchmarks.breakdown", "--seconds", "0.2"])
+    parts = "its launch alone", "launch of an empty kernel", "reading five arrays", "wait for the kernel"
+    assert [part for part in parts if part not in printed] == []
+    assert ("torch.reshape_and_cache without a launch" in printed) == (find_spec("torch") is not None)
 
 
 def test_growth_is_seen(queue):

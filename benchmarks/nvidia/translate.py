@@ -26,11 +26,11 @@ TARGET = "sm_90", "+ptx80"
 # Private 0, global 1 and local (CUDA: shared) 3 have the same numbers in both; no kernel uses others.
 LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
 TRIPLE = "nvptx64-nvidia-cuda"
-# Pointers that the operations pass to a kernel only where they are multiples of 16.
+# Of what number of bytes the operations pass a pointer only where it is a multiple.
 ALIGNED = {
-    "scatter": ("key", "value", "key_cache", "value_cache"),
-    "quantize_lanes": ("key", "value", "key_codes", "value_codes"),
-    "dequantize": ("codes", "out"),
+    "scatter": {"key": 16, "value": 16, "key_cache": 16, "value_cache": 16},
+    "quantize_lanes": {"key": 16, "value": 16},
+    "dequantize": {"codes": 8, "out": 16},
 }
 # The axis with the most work-groups, where it is not the last: only CUDA's x takes more than 65535.
 LONG_AXIS = {"dequantize": 1}
@@ -55,14 +55,14 @@ def grid_axes(kernel: str, dimensions: int) -> str:
     return "".join(axes)
 
 
-def aligned_arguments(kernel: str) -> list[int]:
-    """Positions of the arguments that are known to be multiples of 16."""
+def aligned_arguments(kernel: str) -> dict[int, int]:
+    """What `ALIGNED` says, by the positions of the arguments."""
     function = getattr(import_module(f"kvcache_dpex.kernels.{kernel}"), kernel)
     _, *names = function.__annotations__
-    return [names.index(name) for name in ALIGNED.get(kernel, ())]
+    return {names.index(name): size for name, size in ALIGNED.get(kernel, {}).items()}
 
 
-def to_nvptx(text: str, axes: str, aligned: list[int]) -> str:
+def to_nvptx(text: str, axes: str, aligned: dict[int, int]) -> str:
     """LLVM's text for SPIR as text for NVPTX."""
     other = re.search(r"addrspace\((?![13]\))\d\)", text)
     if other:
@@ -99,10 +99,11 @@ def _kind(argument: str) -> str:
     return found[0]
 
 
-def _entry(signature: str, aligned: list[int]) -> str:
+def _entry(signature: str, aligned: dict[int, int]) -> str:
     """The kernel as an entry point, with what is known of its pointers."""
-    for position in aligned:
-        signature = re.sub(rf"(ptr addrspace\(1\))((?: [\w()]+)* %{position}\b)", r"\1 align 16\2", signature)
+    for position, size in aligned.items():
+        pointer = rf"(ptr addrspace\(1\))((?: [\w()]+)* %{position}\b)"
+        signature = re.sub(pointer, rf"\1 align {size}\2", signature)
     return f"define ptx_kernel {signature}"
 
 

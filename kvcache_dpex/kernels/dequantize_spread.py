@@ -9,7 +9,7 @@ from . import device
 from .int8 import ZERO, decoded
 from .parts import index_in_row
 
-# Not float16: a CPU converts halves four at a time, or one by one.
+# Not float16: a CPU converts neighbouring halves together, others one by one.
 TYPES = {"value": ("float32", "bfloat16"), "block": ("int32", "int64")}
 
 

@@ -42,7 +42,7 @@ def quantize_lanes(
     row = item.get_local_id(2) * item.get_local_range(1) + item.get_local_id(1)
     inside = head < num_kv_heads and token < num_tokens
     # An item without a row reads row 0 and writes nothing: every item must come to the barrier. Rows are
-    # read before it is known whether their slot takes them, since waiting for slots takes as long again.
+    # read before it is known whether their slot takes them, so that one wait serves both.
     from_head = head if inside else 0
     from_token = token if inside else 0
     slot = np.int64(slot_mapping[from_token * slot_stride])

@@ -1,6 +1,6 @@
 """Quantize rows into slots, a few lanes a row and every so many values a lane: what a CPU vectorizes best.
 
-As `quantize_lanes`, but neighbouring lanes take neighbouring values, each a vector of its own; the fours
+As `quantize_lanes`, but neighbouring lanes take neighbouring values, each a vector of its own; the eights
 of a lane, a wide message to a GPU, a CPU has to take apart.
 """
 
@@ -9,7 +9,7 @@ import numpy as np
 from . import device
 from .int8 import code_of, divisor_of, inverse_of, is_special, largest16, lifted16, limit_of, scale_of
 
-# Not float16: a CPU converts halves four at a time, or one by one.
+# Not float16: a CPU converts neighbouring halves together, others one by one.
 TYPES = {"value": ("float32", "bfloat16"), "slot": ("int32", "int64")}
 
 HALF = device.LOCAL_WORDS // 2  # where the values' part of a work-group's memory begins

@@ -135,7 +135,7 @@ def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int, int]:
     """The kernel for whole blocks that suits a device, and how many codes its strides, a row's length and
     an item count.
     """
-    # A CPU stores halves a few at a time, or one by one.
+    # A CPU converts neighbouring halves together, others one by one.
     if queue.sycl_device.is_cpu and value_type != "float16":
         return dequantize_spread, 1, 4, 4
     run = 4 if value_type == "float32" else 8

@@ -178,7 +178,7 @@ def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int]:
     """The kernel of lanes that suits a device, what its strides count, and of what lanes are a multiple."""
     if not queue.sycl_device.is_cpu:
         return quantize_lanes, 8, 1
-    # A CPU loads halves four at a time, or one by one.
+    # A CPU converts neighbouring halves together, others one by one.
     return (quantize_lanes, 8, CPU_VECTOR) if value_type == "float16" else (quantize_spread, 1, CPU_VECTOR)
 
 

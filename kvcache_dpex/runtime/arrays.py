@@ -100,7 +100,8 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
         readers: tuple[Reader, Reader] = reader, reader
     elif hasattr(array, "__sycl_usm_array_interface__"):
         usm_of = kind.get_array if hasattr(array, "get_array") else lambda usm: usm
-        readers = _usm_readers(usm_of, _state_place(usm_of(array)))
+        place = _state_place(usm_of(array))
+        readers = _usm_reader(usm_of, place, _approve), _usm_reader(usm_of, place, _require_writable)
     else:
         raise Unreadable(
             f"must be a dpnp array, a usm_ndarray or a torch.Tensor, got "
@@ -110,39 +111,33 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
     return readers
 
 
-def _usm_readers(usm_of: Callable[[Any], Any], place: int | None) -> tuple[Reader, Reader]:
-    """Readers for arrays whose usm_ndarray `usm_of` gives; `place` is that of `_state_place`."""
-    state_at, start = ctypes.c_int64.from_address, place or 0
-    # By the states that have been seen, of any arrays and of writable ones.
-    dtypes: dict[int, Any] = {}
-    writable_dtypes: dict[int, Any] = {}
+def _usm_reader(usm_of: Callable[[Any], Any], place: int | None, check: Callable[[Any], None]) -> Reader:
+    """A reader for arrays whose usm_ndarray `usm_of` gives and `check` approves; see `_state_place`."""
+
+    def ask(array: Any) -> tuple[int, tuple]:
+        usm = usm_of(array)
+        check(usm)
+        return usm._pointer, (usm.shape, usm.strides, usm.dtype, usm.sycl_queue)
+
+    if place is None:
+        return ask
+    state_at, start = ctypes.c_int64.from_address, place
+    dtypes: dict[int, Any] = {}  # of the states that `check` has approved
 
     def read(array: Any) -> tuple[int, tuple]:
         usm = usm_of(array)
         state = state_at(id(usm) + start).value
         dtype = dtypes.get(state)
         if dtype is None:
+            check(usm)
             dtype = dtypes[state] = usm.dtype
         return usm._pointer, (usm.shape, usm.strides, dtype, usm.sycl_queue)
 
-    def read_output(array: Any) -> tuple[int, tuple]:
-        usm = usm_of(array)
-        state = state_at(id(usm) + start).value
-        dtype = writable_dtypes.get(state)
-        if dtype is None:
-            _require_writable(usm)
-            dtype = writable_dtypes[state] = usm.dtype
-        return usm._pointer, (usm.shape, usm.strides, dtype, usm.sycl_queue)
+    return read
 
-    def ask(array: Any) -> tuple[int, tuple]:
-        usm = usm_of(array)
-        return usm._pointer, (usm.shape, usm.strides, usm.dtype, usm.sycl_queue)
 
-    def ask_output(array: Any) -> tuple[int, tuple]:
-        _require_writable(usm_of(array))
-        return ask(array)
-
-    return (read, read_output) if place else (ask, ask_output)
+def _approve(usm: Any) -> None:
+    """Any array may be read."""
 
 
 def _require_writable(usm: Any) -> None:

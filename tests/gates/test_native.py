@@ -94,6 +94,15 @@ def test_the_fast_path_moves_16_bytes_a_lane(facts):
         assert set(found.stores) == {"16"}, product
 
 
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("quantize_lanes")])
+def test_codes_leave_eight_at_a_time(name, facts):
+    """Only the two scales of a row are stores of 4 bytes."""
+    for product in native.PRODUCTS:
+        stores = facts[name, product].stores
+        assert stores["8"] >= 4, product
+        assert stores["4"] <= 2, product
+
+
 def test_table_has_a_row_for_every_module(facts):
     table = native.table(facts)
     assert (len(table.rows), len(table.columns)) == (len(MODULES), 1 + len(native.PRODUCTS))
