@@ -148,7 +148,7 @@ def _require_writable(usm: Any) -> None:
 def _state_place(usm: Any) -> int | None:
     """Where in a usm_ndarray, such as this, its state lies: NumPy's number of its dtype, then its flags.
 
-    Its own `dtype` parses a string every time, and `flags` makes an object: a sixth of a small write. The
+    Its own `dtype` parses a string every time, and `flags` makes an object: a seventh of a small write. The
     place is found by looking into some arrays, so that nothing is assumed of another release; None if
     there is no such place, and in arrays of other packages.
     """
