@@ -119,13 +119,14 @@ def _staged(work: Work) -> Callable[[Callable[[str], None]], None]:
         geometry = (k[1], v[1], kc[1], vc[1], slots[1], (k[0] | v[0] | kc[0] | vc[0]) % 16, kc[0] == vc[0])
         found = write._launches[geometry]
         ended("geometry and its look-up")
-        found._pack_pointers(k[0], v[0], kc[0], vc[0], slots[0]) + found._scalar_addresses
-        ended("packing of arguments")
-        event = found._submit_after((), found._waiting_queue_ref, (k[0], v[0], kc[0], vc[0], slots[0]))
-        ended("packing again, and submission by SYCL")
+        arguments = found._arguments((k[0], v[0], kc[0], vc[0], slots[0]))
+        ended("arguments laid down")
+        event = found._submit_after((), found._waiting_queue_ref, arguments)
+        ended("submission by SYCL")
         found._wait(event)
         ended("wait for the kernel")
         found._delete(event)
+        found._spare.append(arguments)
         ended("deletion of the event")
 
     return run

@@ -34,22 +34,16 @@ def opencl_launch(prepared: RecordedLaunch, pointers: tuple[int, ...]) -> Callab
     if error.value:
         raise Absent(f"clCreateKernel gives {error.value}")
     kernel = ctypes.c_void_p(kernel)
-    for number, _ in enumerate(prepared._scalars, len(pointers)):
-        address = ctypes.addressof(prepared._scalars) + 8 * (number - len(pointers))
-        library.clSetKernelArg(kernel, number, ctypes.c_size_t(8), ctypes.c_void_p(address))
+    arguments = prepared._arguments(pointers)
+    address = ctypes.c_int64(ctypes.addressof(arguments.memory))
     size = ctypes.c_size_t * len(prepared._global)
     items, group = size(*prepared._global[::-1]), size(*prepared._local[::-1])
-    places = [(ctypes.c_uint(index), pointer) for index, pointer in enumerate(pointers)]
-    axes, none = ctypes.c_uint(len(prepared._global)), ctypes.c_uint(0)
-    set_pointer, enqueue, finish = (
-        library.clSetKernelArgSVMPointer,
-        library.clEnqueueNDRangeKernel,
-        library.clFinish,
-    )
+    axes, none, word = ctypes.c_uint(len(prepared._global)), ctypes.c_uint(0), ctypes.c_size_t(8)
+    set_argument, enqueue, finish = library.clSetKernelArg, library.clEnqueueNDRangeKernel, library.clFinish
 
     def run() -> None:
-        for index, pointer in places:
-            set_pointer(kernel, index, ctypes.c_void_p(pointer))
+        prepared._pack_into(arguments.memory, 0, *pointers)
+        set_argument(kernel, none, word, ctypes.byref(address))
         enqueue(queue, kernel, axes, None, items, group, none, None, None)
         finish(queue)
 

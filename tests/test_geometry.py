@@ -27,6 +27,16 @@ def test_row_groups(fast, slow, limit, is_cpu):
         assert wanted <= size < wanted + group
 
 
+@given(fast=st.integers(1, 20000), slow=st.integers(1, 70000), limit=st.sampled_from([1, 8, 64, 500, 8192]))
+def test_vector_groups(fast, slow, limit):
+    device = SimpleNamespace(is_cpu=True, max_work_group_size=limit)
+    items, local = geometry.vector_groups(SimpleNamespace(sycl_device=device), fast, slow)
+    assert local[0] * local[1] <= limit
+    assert items[0] == local[0] <= min(fast, geometry.CPU_VECTOR)
+    assert items[1] % local[1] == 0
+    assert slow <= items[1] < slow + local[1]
+
+
 def launch_of(queue, monkeypatch, *host):
     """The launch that a write of these arrays makes."""
     launches = {}

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from helpers import Twins, contiguous_case, sentinel, to_bytes, to_device
 from kvcache_dpex import empty_cache, reference, reshape_and_cache
 from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_words import scatter_words
 from kvcache_dpex.ops import write
 from kvcache_dpex.runtime import arrays, launch, spirv, store
 
@@ -187,6 +189,21 @@ def test_a_launch_that_the_device_refuses(queue):
     memory = to_device(np.zeros(64, "uint8"), queue)
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
         too_large((arrays.read(memory, "memory")[0],) * 5, memory)
+
+
+def test_a_record_is_never_handed_to_a_gpu():
+    """No GPU need read the host's memory, where records lie."""
+    gpu = SimpleNamespace(is_cpu=False, name="some GPU")
+    with pytest.raises(
+        ValueError, match=r"^kernel scatter_words-int64 takes a record in host memory.*some GPU"
+    ):
+        launch.Launch(
+            store.load(scatter_words, slot="int64"),
+            SimpleNamespace(sycl_device=gpu),
+            (1,) * 8,
+            (8, 1),
+            (8, 1),
+        )
 
 
 def test_a_module_that_the_driver_refuses(queue):

@@ -65,6 +65,7 @@ def identity(text, folder, word="float32"):
         ('data: "word*"', 'data: "uint32*"'),
         ('item: "item[1]"', 'item: "item[2]"'),
         ('item: "item[1]"', 'item: "nditem[1]"'),
+        ("UNUSED = 1", "IN_RECORD = True"),
     ],
     ids=[
         "kernel",
@@ -77,6 +78,7 @@ def identity(text, folder, word="float32"):
         "pointer type",
         "axes",
         "index space",
+        "one argument for all",
     ],
 )
 def test_what_changes_a_kernel_changes_its_identity(tmp_path, old, new):

@@ -74,7 +74,7 @@ class Translated:
     ) -> Launch:
         self.launched.add(module.name)
         grid = self.list["modules"][module.name]["grid"]
-        return Launch(self.function(module.name), grid, scalars, global_size, local_size)
+        return Launch(self.function(module.name), module.in_record, grid, scalars, global_size, local_size)
 
 
 class Launch:
@@ -83,12 +83,13 @@ class Launch:
     def __init__(
         self,
         function: ctypes.c_void_p,
+        in_record: bool,
         grid: str,
         scalars: tuple[int, ...],
         global_size: tuple[int, ...],
         local_size: tuple[int, ...],
     ) -> None:
-        self._function, self._scalars = function, scalars
+        self._function, self._in_record, self._scalars = function, in_record, scalars
         self._block = (*local_size, 1, 1)[:3]
         groups = [items // local for items, local in zip((*global_size, 1, 1), self._block)]
         self._grid = [groups[grid.index(axis)] for axis in AXES]
@@ -96,7 +97,11 @@ class Launch:
             raise ValueError(f"a grid of {self._grid}: translate this kernel with another long axis")
 
     def __call__(self, pointers: tuple[int, ...], owners: Any = None) -> None:
-        held = [ctypes.c_int64(value) for value in (*pointers, *self._scalars)]
+        values = (*pointers, *self._scalars)
+        if self._in_record:
+            record = torch.tensor(values, device="cuda")
+            values = (record.data_ptr(),)
+        held = [ctypes.c_int64(value) for value in values]
         arguments = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         code = driver().cuLaunchKernel(self._function, *self._grid, *self._block, 0, stream, arguments, None)

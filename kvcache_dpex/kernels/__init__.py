@@ -4,6 +4,8 @@ The rules of this folder:
 
 * Annotations are the argument types: ``"word*"`` is a pointer to the type that ``TYPES["word"]``
   ranges over, ``"int64"`` a scalar. A pointer never wraps a negative index around.
+* A file of the CPU's alone may say ``IN_RECORD = True``: its kernel then takes one argument, the address of a
+  record of them all in host memory, which launches sooner.
 * Axis 0 is the fast one: it carries the word within the row, never the token.
 * Guard slots at both ends, and never the end of a row: `parts` cuts rows so that none is needed.
 * Load everything, then store everything.

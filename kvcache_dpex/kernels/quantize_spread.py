@@ -11,6 +11,7 @@ from .int8 import code_of, divisor_of, inverse_of, is_special, largest16, lifted
 
 # Not float16: a CPU converts neighbouring halves together, others one by one.
 TYPES = {"value": ("float32", "bfloat16"), "slot": ("int32", "int64")}
+IN_RECORD = True
 
 HALF = device.LOCAL_WORDS // 2  # where the values' part of a work-group's memory begins
 

@@ -37,6 +37,13 @@ def row_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int,
     return (parts * width, round_up(slow, rows)), (width, rows)
 
 
+def vector_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """As `row_groups` where a vector of the CPU device goes through a row of `fast` by itself."""
+    _, (width, rows) = row_groups(queue, fast, slow)
+    vector = min(CPU_VECTOR, width)
+    return (vector, round_up(slow, rows)), (vector, rows)
+
+
 def parts_of(size: int, most: int) -> tuple[int, int]:
     """How many equal parts a row has and how wide they are: no wider than the row or `most`.
 

@@ -11,7 +11,7 @@ from ..layout import uniform_slot_stride
 from ..runtime import launch, store
 from ..runtime.arrays import Operand, read, read_output
 from . import validate
-from .geometry import head_groups, row_groups
+from .geometry import head_groups, row_groups, vector_groups
 
 _UNIT = 16  # the alignment of pointers that is looked at, in bytes
 _launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
@@ -133,7 +133,7 @@ def _whole_rows(
     k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
 ) -> launch.Launch | None:
     """Rows that are contiguous in whole units and slots that are evenly spaced; None if not so."""
-    kernel, unit = _kernel_of(k.queue)
+    kernel, unit, groups = _kernel_of(k.queue)
     row = k.shape[1] * k.shape[2]
     strides = [k.strides[0], v.strides[0]]
     for rows, cache in ((k, kc), (v, vc)):
@@ -155,12 +155,12 @@ def _whole_rows(
         *(stride * k.itemsize // unit for stride in strides),
     )
     module = store.load(kernel, slot=slots.dtype_name)
-    return launch.Launch(module, k.queue, scalars, *row_groups(k.queue, units, num_tokens))
+    return launch.Launch(module, k.queue, scalars, *groups(k.queue, units, num_tokens))
 
 
-def _kernel_of(queue: Any) -> tuple[Callable, int]:
-    """The kernel for whole rows that suits a device, and the bytes that an item of it moves."""
-    return (scatter_words, 8) if queue.sycl_device.is_cpu else (scatter, 16)
+def _kernel_of(queue: Any) -> tuple[Callable, int, Callable]:
+    """The kernel for whole rows that suits a device, the bytes of its units, and its work-groups."""
+    return (scatter_words, 8, vector_groups) if queue.sycl_device.is_cpu else (scatter, 16, row_groups)
 
 
 def _strided(

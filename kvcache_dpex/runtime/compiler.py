@@ -32,6 +32,7 @@ def compile_kernel(
     arguments: tuple[str, ...],
     entry: str,
     helpers: tuple[Callable, ...],
+    in_record: bool = False,
 ) -> bytes:
     """SPIR-V of `function` for argument types such as ``"uint64*"`` and ``"int64"``.
 
@@ -39,7 +40,8 @@ def compile_kernel(
     are the plain functions that it calls.
 
     The module has one entry point, named `entry`, and takes exactly these arguments: a pointer is
-    one argument, not the five of a numba-dpex array.
+    one argument, not the five of a numba-dpex array. With `in_record` it takes one, the address of a
+    record in memory of them all.
     """
     numba_dpex = _prepare()
     from numba.core import types
@@ -53,10 +55,12 @@ def compile_kernel(
         lowering.allow_helper(helper)
     kind, dimensions = index_space.rstrip("]").split("[")
     index = {"item": ItemType, "nditem": NdItemType}[kind](int(dimensions))
-    signature = (index, *(lowering.numba_type(argument) for argument in arguments))
+    kinds = tuple(lowering.numba_type(argument) for argument in arguments)
+    if in_record:
+        function, kinds = lowering.in_record(function, kinds)
     dispatcher = numba_dpex.kernel(function)
     with global_compiler_lock:
-        result = dispatcher._compiler.compile(signature, types.void)
+        result = dispatcher._compiler.compile((index, *kinds), types.void)
         module = _clean(str(result.library.final_module), result.kernel_device_ir_module.kernel_name, entry)
         result.target_context.extra_compile_options[_llvm_spirv_options()] = [
             "--spirv-max-version=1.1",

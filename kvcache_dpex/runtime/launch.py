@@ -70,7 +70,8 @@ class Launch:
     Parameters
     ----------
     module
-        A kernel in SPIR-V whose pointer arguments come before its scalars.
+        A kernel in SPIR-V whose pointer arguments come before its scalars. One that takes a record of
+        them runs on a CPU device only.
     queue
         Where to run. Whatever was submitted to it before comes first.
     scalars
@@ -87,17 +88,22 @@ class Launch:
         global_size: tuple[int, ...],
         local_size: tuple[int, ...],
     ) -> None:
+        if module.in_record and not queue.sycl_device.is_cpu:
+            raise ValueError(
+                f"kernel {module.name} takes a record in host memory, which only a CPU device reads; got "
+                f"{queue.sycl_device.name}"
+            )
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         kinds = ["pointer" if text.endswith("*") else text for text in module.arguments]
+        self._num_pointers = kinds.count("pointer")
+        self._pack_into = struct.Struct(f"{self._num_pointers}P").pack_into
+        self._scalars = scalars
+        self._in_record = module.in_record
+        self._spare: list[_Arguments] = []
+        if module.in_record:
+            kinds = ["int64"]
         self._types = (ctypes.c_int32 * len(kinds))(*(_ARGUMENT_TYPE[kind] for kind in kinds))
         self._count = size(len(kinds))
-        self._pack_pointers = struct.Struct(f"{kinds.count('pointer')}P").pack
-        # SYCL copies a scalar at submission, so one block serves every call and every thread.
-        self._scalars = (ctypes.c_int64 * len(scalars))(*scalars)
-        start = ctypes.addressof(self._scalars)
-        self._scalar_addresses = struct.pack(
-            f"{len(scalars)}P", *(start + 8 * index for index in range(len(scalars)))
-        )
         axes = len(global_size)
         # SYCL numbers axes the other way round: its last is the fast one.
         self._global = (size * axes)(*reversed(global_size))
@@ -130,15 +136,29 @@ class Launch:
         if self._waits:
             if order and order.num_submitted_events:
                 order.wait()
-            event = self._submit_after((), self._waiting_queue_ref, pointers)
+            arguments = self._arguments(pointers)
+            event = self._submit_after((), self._waiting_queue_ref, arguments)
             self._wait(event)
             self._delete(event)
+            self._spare.append(arguments)
         else:
-            event = self._submit_after(order.submitted_events if order else (), self._queue_ref, pointers)
+            arguments = self._arguments(pointers)
+            event = self._submit_after(order.submitted_events if order else (), self._queue_ref, arguments)
+            if not self._in_record:
+                self._spare.append(arguments)
             event = devices.load_dpctl().SyclEvent(capsule(event, b"SyclEventRef"))
-            _keep_until_done(event, owners, order)
+            _keep_until_done(event, (arguments, owners), order)
 
-    def _submit_after(self, earlier: Any, queue_ref: Any, pointers: tuple[int, ...]) -> int:
+    def _arguments(self, pointers: tuple[int, ...]) -> _Arguments:
+        """Pointers and scalars, in memory that is this call's until it lays it among the spare."""
+        try:
+            arguments = self._spare.pop()
+        except IndexError:
+            arguments = _Arguments(self._num_pointers, self._scalars, self._in_record)
+        self._pack_into(arguments.memory, 0, *pointers)
+        return arguments
+
+    def _submit_after(self, earlier: Any, queue_ref: Any, arguments: _Arguments) -> int:
         """Submit to a queue, to start after some events; the address of the new event."""
         events, count = None, _NONE
         if earlier:
@@ -147,7 +167,7 @@ class Launch:
         event = self._submit(
             self._kernel_ref,
             queue_ref,
-            self._pack_pointers(*pointers) + self._scalar_addresses,
+            arguments.handed,
             self._types,
             self._count,
             self._global,
@@ -159,6 +179,30 @@ class Launch:
         if not event:
             raise RuntimeError(f"the SYCL runtime refused to launch {self!r}; see its message above")
         return event
+
+
+class _Arguments:
+    """Memory for the arguments of one submission at a time: pointers, which each call fills in, and scalars.
+
+    A kernel that takes a record finds them here and is handed where that is. Any other is handed the
+    pointers themselves and, of the scalars, where SYCL finds them to copy them.
+    """
+
+    def __init__(self, num_pointers: int, scalars: tuple[int, ...], in_record: bool) -> None:
+        empty = (0,) * num_pointers
+        if in_record:
+            self.memory: Any = _words(*empty, *scalars)
+            self._copied = _words(ctypes.addressof(self.memory))
+            self.handed = _words(ctypes.addressof(self._copied))
+        else:
+            self._copied = _words(*scalars)
+            start = ctypes.addressof(self._copied)
+            self.memory = _words(*empty, *range(start, start + ctypes.sizeof(self._copied), 8))
+            self.handed = self.memory
+
+
+def _words(*values: int) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 def make_room(prepared: dict) -> None:

@@ -68,6 +68,33 @@ def _lower(function: Callable, result: Any) -> Callable:
     return register
 
 
+def in_record(function: Callable, kinds: tuple) -> tuple[Callable, tuple]:
+    """A kernel that finds `function`'s arguments behind an address, and the types of its own."""
+
+    def members(address):
+        raise NotImplementedError("only its lowering is used")
+
+    def kernel(item, address):
+        function(item, *members(address))
+
+    @_lower(members, types.Tuple(kinds))
+    def _members(builder, _, address):
+        words = builder.inttoptr(address, ir.PointerType(_i64, addrspace=1))
+        values = _neighbours(builder, words, ir.Constant(_i64, 0), len(kinds))
+        return cgutils.pack_struct(builder, [_member(builder, *each) for each in zip(kinds, values)])
+
+    allow_helper(function)
+    return kernel, (types.int64,)
+
+
+def _member(builder, kind, word):
+    """A word of a record as a kernel's argument."""
+    if not isinstance(kind, types.CPointer):
+        return word
+    element = _float if kind.dtype == types.float32 else ir.IntType(kind.dtype.bitwidth)
+    return builder.inttoptr(word, ir.PointerType(element, addrspace=1))
+
+
 def _call(builder, name: str, result: ir.Type, *values):
     """Call an external function; llvm-spirv turns ``__spirv_`` names into instructions."""
     kind = ir.FunctionType(result, [value.type for value in values])

@@ -37,6 +37,7 @@ class Module(NamedTuple):
     identity: str
     arguments: tuple[str, ...]
     index_space: str
+    in_record: bool
     binary: bytes
     origin: str
 
@@ -54,6 +55,7 @@ class Signature(NamedTuple):
     identity: str
     arguments: tuple[str, ...]
     index_space: str
+    in_record: bool
 
 
 @functools.cache
@@ -100,9 +102,12 @@ def signature(function: Callable, **types: str) -> Signature:
     annotations = list(function.__annotations__.items())
     index_space = annotations[0][1]
     arguments = tuple(_bind(text, types) for _, text in annotations[1:])
-    text = "\n".join((compiler.fingerprint(), index_space, *arguments, *source.texts(function)))
-    name = "-".join((function.__name__, *types.values()))
-    return Signature(name, hashlib.sha256(text.encode()).hexdigest(), arguments, index_space)
+    in_record = function.__globals__.get("IN_RECORD", False)
+    parts = compiler.fingerprint(), index_space, *arguments, str(in_record), *source.texts(function)
+    identity = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return Signature(
+        "-".join((function.__name__, *types.values())), identity, arguments, index_space, in_record
+    )
 
 
 def compile_signature(function: Callable, wanted: Signature) -> bytes:
@@ -118,6 +123,7 @@ def compile_signature(function: Callable, wanted: Signature) -> bytes:
             wanted.arguments,
             wanted.name.replace("-", "_"),
             source.helpers(function),
+            wanted.in_record,
         )
 
 
@@ -182,6 +188,7 @@ def build_package(progress: Callable = iter) -> list[Module]:
             "sha256": hashlib.sha256(module.binary).hexdigest(),
             "index_space": module.index_space,
             "arguments": module.arguments,
+            "in_record": module.in_record,
             "capabilities": spirv.capabilities(module.binary),
         }
         for module in modules

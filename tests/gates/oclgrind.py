@@ -1,7 +1,8 @@
 """Runs a packaged module in Oclgrind, which sees races, accesses outside of a buffer and divergent barriers.
 
 The module goes through ``llvm-spirv-14 -r`` to the LLVM version that Oclgrind reads. Each pointer
-argument gets a buffer of its own that ends where the argument's array ends.
+argument gets a buffer of its own that ends where the argument's array ends; a kernel that takes a record
+of its arguments gets one more buffer, that record.
 """
 
 from __future__ import annotations
@@ -43,12 +44,17 @@ def run(launched: Launched, views: list[np.ndarray]) -> list[str]:
     """Run a launch over NumPy views, one for each pointer; returns what Oclgrind complains about."""
     memory = [_bytes_of(view) for view in views]
     lines = [f"<size={data.size} uchar dump>\n{_numbers(data)}" for data in memory]
-    lines += [f"<size=8 long>\n{scalar}" for scalar in launched.scalars]
+    if launched.module.in_record:
+        record = [_address(number) for number in range(1, len(memory) + 1)] + [*launched.scalars]
+        lines.append(f"<size={8 * len(record)} long>\n{_numbers(record)}")
+    else:
+        lines += [f"<size=8 long>\n{scalar}" for scalar in launched.scalars]
     sizes = [_numbers((*size, 1, 1)[:3]) for size in (launched.global_size, launched.local_size)]
     entry = spirv.entry_points(launched.module.binary)[0]
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "kernel.bc")
-        program.write_bytes(to_bitcode(launched.module.binary))
+        buffers = len(memory) if launched.module.in_record else 0
+        program.write_bytes(to_bitcode(launched.module.binary, buffers))
         simulation = Path(folder, "kernel.sim")
         simulation.write_text("\n".join([str(program), entry, *sizes, *lines]) + "\n")
         result = subprocess.run(
@@ -71,15 +77,39 @@ def run(launched: Launched, views: list[np.ndarray]) -> list[str]:
     return findings
 
 
-def to_llvm(binary: bytes) -> str:
-    """LLVM 14's text of a module, in terms that Oclgrind knows."""
+def _address(number: int) -> int:
+    """Where Oclgrind's `number`-th buffer begins."""
+    return number << 48
+
+
+def to_llvm(binary: bytes, buffers: int = 0) -> str:
+    """LLVM 14's text of a module, in terms that Oclgrind knows.
+
+    With `buffers`, the kernel takes the address of a record: it gets so many buffers and the record instead.
+    """
     with tempfile.TemporaryDirectory() as folder:
         module, bitcode = Path(folder, "kernel.spv"), Path(folder, "kernel.bc")
         module.write_bytes(_with_plain_inputs(binary))
         _tool("llvm-spirv-14", "-r", str(module), "-o", str(bitcode))
         text = _tool("llvm-dis-14", str(bitcode), "-o", "-")
     text = _declare_used(_define_reductions(_call_inputs(text)))
-    return _name_local_memory(text, spirv.entry_points(binary)[0])
+    entry = spirv.entry_points(binary)[0]
+    return _name_local_memory(_take_record(text, entry, buffers) if buffers else text, entry)
+
+
+def _take_record(text: str, entry: str, buffers: int) -> str:
+    """A kernel of buffers and a record in the place of one that takes the record's address."""
+    body = "define internal spir_func void @body(i64 %0) alwaysinline {"
+    text = re.sub(rf"^define spir_kernel void @{entry}\(i64 %0\).*$", body, text, flags=re.M)
+    pointers = "".join(f"i8 addrspace(1)* %buffer.{number}, " for number in range(buffers))
+    return f"""{text}
+define spir_kernel void @{entry}({pointers}i64 addrspace(1)* %record) !kernel_arg_addr_space !100 {{
+  %address = ptrtoint i64 addrspace(1)* %record to i64
+  call spir_func void @body(i64 %address)
+  ret void
+}}
+!100 = !{{{", ".join(["i32 1"] * (buffers + 1))}}}
+"""
 
 
 def _tool(*command: str) -> str:
@@ -90,10 +120,10 @@ def _tool(*command: str) -> str:
 
 
 @functools.cache
-def to_bitcode(binary: bytes) -> bytes:
+def to_bitcode(binary: bytes, buffers: int) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         text, bitcode = Path(folder, "kernel.ll"), Path(folder, "kernel.bc")
-        text.write_text(to_llvm(binary))
+        text.write_text(to_llvm(binary, buffers))
         _tool("opt-14", "-passes=always-inline", str(text), "-o", str(bitcode))
         return bitcode.read_bytes()
 

@@ -15,6 +15,7 @@ from .cases import all_cases, compare
 from .standin import Device, record
 
 MODULES = sorted(store.manifest()["modules"])
+DEVICES = Device(), Device(8192, is_cpu=True)
 OP_CONTROL_BARRIER = 224
 
 pytestmark = pytest.mark.skipif(
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 def cases_of():
     """The cases that launch each module, with the device that chooses it: a GPU, or the CPU device."""
     found = {}
-    for device in (Device(), Device(8192, is_cpu=True)):
+    for device in DEVICES:
         for case in all_cases():
             for launched, _ in record(case.copy(), device):
                 known = found.setdefault(launched.module.name, {})
@@ -63,8 +64,9 @@ def test_declared_duplicates_are_seen_as_a_race():
         assert any("Write-write data race" in finding for finding in oclgrind.run(each, views))
 
 
-def test_a_planted_access_outside_is_seen():
-    _, [(launched, views)] = launches(case_named("write-float32-7x2x12-contiguous-int64"))
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_planted_access_outside_is_seen(device):
+    _, [(launched, views)] = launches(case_named("write-float32-7x2x12-contiguous-int64"), device)
     capacity = 12
     guard = launched.scalars.index(capacity)
     scalars = list(launched.scalars)
@@ -73,9 +75,10 @@ def test_a_planted_access_outside_is_seen():
     assert any(finding.startswith("Invalid write") for finding in findings)
 
 
-def test_a_planted_short_row_is_seen():
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_planted_short_row_is_seen(device):
     case = case_named("write-float32-7x2x12-contiguous-int64").copy()
-    [(launched, views)] = record(case, Device())
+    [(launched, views)] = record(case, device)
     views[0] = np.ascontiguousarray(views[0])[:-2]
     findings = oclgrind.run(launched, views)
     assert any(finding.startswith("Invalid read") for finding in findings)
