@@ -2,16 +2,15 @@
 
 import functools
 import os
+from types import SimpleNamespace
 
 import pytest
 
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from helpers import PlainLaunch, compiled
-from kvcache_dpex.kernels.scatter import scatter
-from kvcache_dpex.kernels.scatter_words import scatter_words
 from kvcache_dpex.ops import dequantize, quantize, write
 from kvcache_dpex.runtime import compiler, devices, launch, store
-from quantizing import force_kernel
+from quantizing import force_kernel, skip_unless_it_runs
 
 
 @pytest.fixture(scope="session")
@@ -64,10 +63,12 @@ def runner(request, monkeypatch, queue):
 
 
 @pytest.fixture(params=["scatter_words", "scatter"])
-def whole_rows(request, runner, monkeypatch):
+def whole_rows(request, runner, monkeypatch, queue):
     """Write whole rows with the CPU's kernel and with the GPU's, by each runner."""
-    kernels = {"scatter_words": (scatter_words, 8), "scatter": (scatter, 16)}
-    monkeypatch.setattr(write, "_kernel_of", lambda queue: kernels[request.param])
+    skip_unless_it_runs(request.param, queue)
+    device = SimpleNamespace(is_cpu=request.param == "scatter_words")
+    chosen = write._kernel_of(SimpleNamespace(sycl_device=device))
+    monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
     return request.param
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import Twins, random_bits, sentinel
 from kvcache_dpex.ops import geometry, write
+from quantizing import skip_unless_it_runs
 
 
 @given(
@@ -83,6 +84,7 @@ def separate(size, dtype="float16"):
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
 def test_widest_word(queue, monkeypatch, kind, make, size, dtype, on_cpu, on_gpu):
     """A plain cache takes the device's fast kernel; others the widest word that sizes and strides allow."""
+    skip_unless_it_runs(on_cpu if kind == "CPU" else on_gpu, queue)
     chosen = write._kernel_of(SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=kind == "CPU")))
     monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
     rng = np.random.default_rng(0)
