@@ -187,6 +187,12 @@ def packaged() -> dict[str, bytes]:
     return {name: (store.PACKAGED / f"{name}.spv").read_bytes() for name in store.manifest()["modules"]}
 
 
+def for_gpus() -> dict[str, bytes]:
+    """Those that a GPU is given: not kernels that read a record of their arguments in host memory."""
+    entries = store.manifest()["modules"]
+    return {name: binary for name, binary in packaged().items() if not entries[name]["in_record"]}
+
+
 def table(facts: dict[tuple[str, str], Facts | Refused]):
     """One row a module, one column a product."""
     from rich.table import Column, Table
@@ -215,4 +221,4 @@ if __name__ == "__main__":
     reason = missing()
     if reason:
         raise SystemExit(reason)
-    Console(width=None if sys.stdout.isatty() else 140).print(table(compile_all(packaged())))
+    Console(width=None if sys.stdout.isatty() else 140).print(table(compile_all(for_gpus())))
