@@ -177,6 +177,31 @@ def test_threads_that_write_one_slot(queue):
         assert not to_bytes(found).any()
 
 
+def test_an_interrupted_call_leaves_its_arguments_to_the_kernel(queue, monkeypatch):
+    """Ctrl-C after the submission: the kernel may still read them, so they are not freed nor used again."""
+    monkeypatch.setattr(write, "_launches", {})
+    twins = Twins(queue)
+    key, value, key_cache, value_cache = map(twins.view, contiguous_case(np.random.default_rng(0), "float32"))
+    slots = twins.view(np.arange(6))
+    reshape_and_cache(key, value, key_cache, value_cache, slots)
+    (prepared,) = write._launches.values()
+    submit = prepared._submit_after
+
+    def interrupted(*arguments):
+        submit(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepared, "_submit_after", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reshape_and_cache(key, value, key_cache, value_cache, slots)
+    monkeypatch.undo()
+    assert (len(prepared._made), prepared._spare) == (1, [])
+    prepared(tuple(arrays.read(array, "")[0] for array in (key, value, key_cache, value_cache, slots)))
+    assert len(prepared._made) == 2
+    assert prepared._spare == prepared._made[1:]
+    queue.wait()
+
+
 def test_a_launch_that_the_device_refuses(queue):
     """A work-group above the device's limit: an error, not silence."""
     module = store.load(scatter, slot="int64")

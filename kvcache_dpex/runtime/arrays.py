@@ -121,7 +121,7 @@ def _usm_reader(usm_of: Callable[[Any], Any], place: int | None, check: Callable
 
     if place is None:
         return ask
-    # Indexing a pointer costs a quarter of making an object at an address.
+    # Indexing a pointer costs half of making an object at an address.
     words = ctypes.cast(place, ctypes.POINTER(ctypes.c_int64))
     dtypes: dict[int, Any] = {}  # of the states that `check` has approved
 

@@ -100,6 +100,8 @@ class Launch:
         self._scalars = scalars
         self._in_record = module.in_record
         self._spare: list[_Arguments] = []
+        # All there are: an interrupt between a submission and its wait must not free what the kernel reads.
+        self._made: list[_Arguments] = []
         if module.in_record:
             kinds = ["int64"]
         self._types = (ctypes.c_int32 * len(kinds))(*(_ARGUMENT_TYPE[kind] for kind in kinds))
@@ -133,21 +135,20 @@ class Launch:
         the CPU device, and where dpnp itself blocks, the call returns when the kernel has ended.
         """
         order = self._orders and self._orders[self._queue]
+        arguments = self._arguments(pointers)
         if self._waits:
             if order and order.num_submitted_events:
                 order.wait()
-            arguments = self._arguments(pointers)
             event = self._submit_after((), self._waiting_queue_ref, arguments)
             self._wait(event)
             self._delete(event)
             self._spare.append(arguments)
         else:
-            arguments = self._arguments(pointers)
             event = self._submit_after(order.submitted_events if order else (), self._queue_ref, arguments)
             if not self._in_record:
                 self._spare.append(arguments)
             event = devices.load_dpctl().SyclEvent(capsule(event, b"SyclEventRef"))
-            _keep_until_done(event, (arguments, owners), order)
+            _keep_until_done(event, owners, order)
 
     def _arguments(self, pointers: tuple[int, ...]) -> _Arguments:
         """Pointers and scalars, in memory that is this call's until it lays it among the spare."""
@@ -155,6 +156,7 @@ class Launch:
             arguments = self._spare.pop()
         except IndexError:
             arguments = _Arguments(self._num_pointers, self._scalars, self._in_record)
+            self._made.append(arguments)
         self._pack_into(arguments.memory, 0, *pointers)
         return arguments
 
