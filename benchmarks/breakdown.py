@@ -23,7 +23,7 @@ from kvcache_dpex.runtime.arrays import read, read_output
 from .contenders import torch_operations
 from .floor import empty_launch
 from .measure import Timing, conditions, measure, stages
-from .opencl import RecordedLaunch, opencl_launch
+from .opencl import LaunchOfModule, opencl_launch
 from .presets import Case
 from .work import Absent, Contender, Work, queue_for
 
@@ -81,10 +81,10 @@ def _on_tensors(work: Work, other: Work) -> dict[str, Contender]:
     return {name: work.on_torch(run, ()) for name, run in runs.items()}
 
 
-def _prepared(arguments: dict[str, Any]) -> tuple[tuple[int, ...], RecordedLaunch]:
+def _prepared(arguments: dict[str, Any]) -> tuple[tuple[int, ...], LaunchOfModule]:
     """Pointers and launch of a write that is the first of its geometry."""
     before = set(write._launches)
-    with mock.patch.object(launch, "Launch", RecordedLaunch):
+    with mock.patch.object(launch, "Launch", LaunchOfModule):
         kv.reshape_and_cache(**arguments)
     (geometry,) = set(write._launches) - before
     order = ("key", "value", "key_cache", "value_cache", "slot_mapping")

@@ -12,7 +12,7 @@ from kvcache_dpex.runtime.store import Module
 from .work import Absent
 
 
-class RecordedLaunch(launch.Launch):
+class LaunchOfModule(launch.Launch):
     """A launch that still knows its module."""
 
     def __init__(self, module: Module, *arguments: Any) -> None:
@@ -20,9 +20,10 @@ class RecordedLaunch(launch.Launch):
         self.module = module
 
 
-def opencl_launch(prepared: RecordedLaunch, pointers: tuple[int, ...]) -> Callable[[], None]:
-    """What a launch of the CPU device does, by OpenCL's own functions."""
+def opencl_launch(prepared: LaunchOfModule, pointers: tuple[int, ...]) -> Callable[[], None]:
+    """What a launch of the CPU device does with a kernel that takes a record, by OpenCL's own functions."""
     module = prepared.module
+    assert module.in_record
     library, context, device, queue = _opencl()
     error = ctypes.c_int()
     length = ctypes.c_size_t(len(module.binary))
@@ -38,12 +39,13 @@ def opencl_launch(prepared: RecordedLaunch, pointers: tuple[int, ...]) -> Callab
     address = ctypes.c_int64(ctypes.addressof(arguments.memory))
     size = ctypes.c_size_t * len(prepared._global)
     items, group = size(*prepared._global[::-1]), size(*prepared._local[::-1])
-    axes, none, word = ctypes.c_uint(len(prepared._global)), ctypes.c_uint(0), ctypes.c_size_t(8)
+    axes, none = ctypes.c_uint(len(prepared._global)), ctypes.c_uint(0)
+    first, word = ctypes.c_uint(0), ctypes.c_size_t(8)
     set_argument, enqueue, finish = library.clSetKernelArg, library.clEnqueueNDRangeKernel, library.clFinish
 
     def run() -> None:
         prepared._pack_into(arguments.memory, 0, *pointers)
-        set_argument(kernel, none, word, ctypes.byref(address))
+        set_argument(kernel, first, word, ctypes.byref(address))
         enqueue(queue, kernel, axes, None, items, group, none, None, None)
         finish(queue)
 

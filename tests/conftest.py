@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
-from helpers import PlainLaunch, compiled
+from helpers import PlainLaunch, compiled, skip_record_on_gpu
 from kvcache_dpex.ops import dequantize, quantize, write
 from kvcache_dpex.runtime import compiler, devices, launch, store
-from quantizing import force_kernel, skip_unless_it_runs
+from quantizing import force_kernel
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def runner(request, monkeypatch, queue):
 @pytest.fixture(params=["scatter_words", "scatter"])
 def whole_rows(request, runner, monkeypatch, queue):
     """Write whole rows with the CPU's kernel and with the GPU's, by each runner."""
-    skip_unless_it_runs(request.param, queue)
+    skip_record_on_gpu(request.param, queue)
     device = SimpleNamespace(is_cpu=request.param == "scatter_words")
     chosen = write._kernel_of(SimpleNamespace(sycl_device=device))
     monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)

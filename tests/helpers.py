@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from kvcache_dpex import reference
 from kvcache_dpex.ops import write
@@ -108,6 +109,12 @@ def contiguous_case(rng, dtype, *, blocks=5, block_size=4, heads=2, size=8, valu
         sentinel((blocks, block_size, heads, size), dtype),
         sentinel((blocks, block_size, heads, value_size), dtype),
     )
+
+
+def skip_record_on_gpu(name, queue):
+    """A kernel that takes a record of its arguments is for CPU devices."""
+    if KERNELS[name].__globals__.get("IN_RECORD") and not queue.sycl_device.is_cpu:
+        pytest.skip(f"{name} is for CPU devices")
 
 
 @functools.cache

@@ -4,9 +4,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 
-from helpers import Twins, sentinel
+from helpers import Twins, sentinel, skip_record_on_gpu
 from kvcache_dpex import reference
 from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
 from kvcache_dpex.kernels.quantize_spread import quantize_spread
@@ -101,15 +100,9 @@ def instead(name, value_type):
     return "quantize_lanes" if (name, value_type) == ("quantize_spread", "float16") else name
 
 
-def skip_unless_it_runs(name, queue):
-    """A kernel that takes a record of its arguments runs on a CPU device only."""
-    if name in ("scatter_words", "quantize_spread") and not queue.sycl_device.is_cpu:
-        pytest.skip(f"{name} runs on a CPU device only")
-
-
 def force_kernel(monkeypatch, queue, name):
     """Have `ops.quantize` choose one kernel wherever that takes the case; returns the names it launches."""
-    skip_unless_it_runs(name, queue)
+    skip_record_on_gpu(name, queue)
     launched = []
     real_launch, in_lanes, whole_rows = launch.Launch, quantize._in_lanes, quantize._whole_rows
 

@@ -36,6 +36,7 @@ def test_every_module_is_current(function, types):
     assert entry["identity"] == wanted.identity, "python -m kvcache_dpex kernels build"
     assert tuple(entry["arguments"]) == wanted.arguments
     assert entry["index_space"] == wanted.index_space
+    assert entry["in_record"] == wanted.in_record
     assert store.packaged(wanted).binary == binary(wanted.name)
 
 

@@ -38,7 +38,7 @@ def row_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int,
 
 
 def vector_groups(queue: dpctl.SyclQueue, fast: int, slow: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """As `row_groups` where a vector of the CPU device goes through a row of `fast` by itself."""
+    """As `row_groups`, and as much work a group, where one vector of items goes through a row of `fast`."""
     _, (width, rows) = row_groups(queue, fast, slow)
     vector = min(CPU_VECTOR, width)
     return (vector, round_up(slow, rows)), (vector, rows)

@@ -121,7 +121,7 @@ def _usm_reader(usm_of: Callable[[Any], Any], place: int | None, check: Callable
 
     if place is None:
         return ask
-    # Indexing a pointer costs half of making an object at an address.
+    # Element `id >> 3` of a pointer to `place` lies at `id + place`; this costs half of `from_address`.
     words = ctypes.cast(place, ctypes.POINTER(ctypes.c_int64))
     dtypes: dict[int, Any] = {}  # of the states that `check` has approved
 

@@ -11,7 +11,7 @@ import functools
 import struct
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from . import devices, libraries
 from .store import Module
@@ -89,21 +89,21 @@ class Launch:
         local_size: tuple[int, ...],
     ) -> None:
         if module.in_record and not queue.sycl_device.is_cpu:
+            # A record is filled in again by the next call, so this one has to wait.
             raise ValueError(
-                f"kernel {module.name} takes a record in host memory, which only a CPU device reads; got "
+                f"kernel {module.name} takes a record of its arguments, which is for CPU devices, got "
                 f"{queue.sycl_device.name}"
             )
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         kinds = ["pointer" if text.endswith("*") else text for text in module.arguments]
-        self._num_pointers = kinds.count("pointer")
-        self._pack_into = struct.Struct(f"{self._num_pointers}P").pack_into
-        self._scalars = scalars
-        self._in_record = module.in_record
+        num_pointers = kinds.count("pointer")
+        self._pack_into = struct.Struct(f"{num_pointers}P").pack_into
         self._spare: list[_Arguments] = []
-        # All there are: an interrupt between a submission and its wait must not free what the kernel reads.
-        self._made: list[_Arguments] = []
         if module.in_record:
             kinds = ["int64"]
+            self._new_arguments: Callable[[], _Arguments] = lambda: _record(num_pointers, scalars, queue)
+        else:
+            self._new_arguments = lambda: _separate(num_pointers, scalars)
         self._types = (ctypes.c_int32 * len(kinds))(*(_ARGUMENT_TYPE[kind] for kind in kinds))
         self._count = size(len(kinds))
         axes = len(global_size)
@@ -122,8 +122,8 @@ class Launch:
         self._orders = None if queue.is_in_order else _order_manager()
         self._waits = queue.sycl_device.is_cpu or not (queue.is_in_order or self._orders)
         # A call that waits leaves nothing to order, and an in-order queue costs less.
-        waiting_queue = _in_order(queue) if self._waits and not queue.is_in_order else queue
-        self._waiting_queue_ref = pointer(waiting_queue.addressof_ref())
+        self._waiting_queue = _in_order(queue) if self._waits and not queue.is_in_order else queue
+        self._waiting_queue_ref = pointer(self._waiting_queue.addressof_ref())
 
     def __repr__(self) -> str:
         return f"<launch of {self._name}, global {self._global[::-1]}, local {self._local[::-1]}>"
@@ -136,27 +136,30 @@ class Launch:
         """
         order = self._orders and self._orders[self._queue]
         arguments = self._arguments(pointers)
-        if self._waits:
-            if order and order.num_submitted_events:
-                order.wait()
-            event = self._submit_after((), self._waiting_queue_ref, arguments)
-            self._wait(event)
-            self._delete(event)
-            self._spare.append(arguments)
-        else:
-            event = self._submit_after(order.submitted_events if order else (), self._queue_ref, arguments)
-            if not self._in_record:
-                self._spare.append(arguments)
-            event = devices.load_dpctl().SyclEvent(capsule(event, b"SyclEventRef"))
-            _keep_until_done(event, owners, order)
+        try:
+            if self._waits:
+                if order and order.num_submitted_events:
+                    order.wait()
+                event = self._submit_after((), self._waiting_queue_ref, arguments)
+                self._wait(event)
+                self._delete(event)
+            else:
+                earlier = order.submitted_events if order else ()
+                event = self._submit_after(earlier, self._queue_ref, arguments)
+                event = devices.load_dpctl().SyclEvent(capsule(event, b"SyclEventRef"))
+                _keep_until_done(event, owners, order)
+        except BaseException:
+            # An interrupt may come while the kernel runs, and what it uses is freed after this.
+            self._waiting_queue.wait()
+            raise
+        self._spare.append(arguments)
 
     def _arguments(self, pointers: tuple[int, ...]) -> _Arguments:
-        """Pointers and scalars, in memory that is this call's until it lays it among the spare."""
+        """Pointers and scalars, in memory that is this call's own until it is put among the spare."""
         try:
             arguments = self._spare.pop()
         except IndexError:
-            arguments = _Arguments(self._num_pointers, self._scalars, self._in_record)
-            self._made.append(arguments)
+            arguments = self._new_arguments()
         self._pack_into(arguments.memory, 0, *pointers)
         return arguments
 
@@ -183,24 +186,33 @@ class Launch:
         return event
 
 
-class _Arguments:
-    """Memory for the arguments of one submission at a time: pointers, which each call fills in, and scalars.
+class _Arguments(NamedTuple):
+    """The arguments of one submission at a time."""
 
-    A kernel that takes a record finds them here and is handed where that is. Any other is handed the
-    pointers themselves and, of the scalars, where SYCL finds them to copy them.
-    """
+    memory: Any  # begins with the pointers, which each call fills in
+    handed: Any  # what the submission takes: a pointer itself, and of a number where it is
+    held: Any  # what the two point at
 
-    def __init__(self, num_pointers: int, scalars: tuple[int, ...], in_record: bool) -> None:
-        empty = (0,) * num_pointers
-        if in_record:
-            self.memory: Any = _words(*empty, *scalars)
-            self._copied = _words(ctypes.addressof(self.memory))
-            self.handed = _words(ctypes.addressof(self._copied))
-        else:
-            self._copied = _words(*scalars)
-            start = ctypes.addressof(self._copied)
-            self.memory = _words(*empty, *range(start, start + ctypes.sizeof(self._copied), 8))
-            self.handed = self.memory
+
+def _separate(num_pointers: int, scalars: tuple[int, ...]) -> _Arguments:
+    """Pointers and scalars one by one; SYCL copies them at submission."""
+    words = _words(*scalars)
+    start = ctypes.addressof(words)
+    handed = _words(*(0,) * num_pointers, *range(start, start + ctypes.sizeof(words), 8))
+    return _Arguments(handed, handed, words)
+
+
+def _record(num_pointers: int, scalars: tuple[int, ...], queue: dpctl.SyclQueue) -> _Arguments:
+    """All in a record, which the kernel reads, and of that the address."""
+    from dpctl.memory import MemoryUSMHost
+
+    words = _words(*(0,) * num_pointers, *scalars)
+    usm = MemoryUSMHost(ctypes.sizeof(words), queue=queue)
+    ctypes.memmove(usm._pointer, words, ctypes.sizeof(words))
+    address = _words(usm._pointer)
+    return _Arguments(
+        type(words).from_address(usm._pointer), _words(ctypes.addressof(address)), (usm, address)
+    )
 
 
 def _words(*values: int) -> Any:

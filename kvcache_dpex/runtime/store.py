@@ -1,8 +1,8 @@
 """Where a kernel's SPIR-V comes from: packaged, else the user's cache, else compiled now.
 
 SPIR-V is a cache of the Python source. A kernel's identity is a hash over its source, the helpers
-and constants that it uses, its argument types and the compiler's version; whatever changes one of
-them gives another identity, so a stale module is never found.
+and constants that it uses, its argument types, how it takes them and the compiler's version;
+whatever changes one of them gives another identity, so a stale module is never found.
 
 ``KVCACHE_DPEX_CACHE`` names another cache folder; ``KVCACHE_DPEX_KERNELS=compile`` skips what is
 packaged and cached.

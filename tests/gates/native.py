@@ -187,8 +187,8 @@ def packaged() -> dict[str, bytes]:
     return {name: (store.PACKAGED / f"{name}.spv").read_bytes() for name in store.manifest()["modules"]}
 
 
-def for_gpus() -> dict[str, bytes]:
-    """Those that a GPU is given: not kernels that read a record of their arguments in host memory."""
+def without_record() -> dict[str, bytes]:
+    """Those that a GPU may be given: a record of arguments is for the CPU device."""
     entries = store.manifest()["modules"]
     return {name: binary for name, binary in packaged().items() if not entries[name]["in_record"]}
 
@@ -221,4 +221,4 @@ if __name__ == "__main__":
     reason = missing()
     if reason:
         raise SystemExit(reason)
-    Console(width=None if sys.stdout.isatty() else 140).print(table(compile_all(for_gpus())))
+    Console(width=None if sys.stdout.isatty() else 140).print(table(compile_all(without_record())))

@@ -9,7 +9,7 @@ from kvcache_dpex.runtime import compiler
 
 from . import native, planted
 
-MODULES = native.for_gpus()
+MODULES = native.without_record()
 # Most instructions that a kernel may take on any product: a quarter above what was read off.
 INSTRUCTIONS = {
     "scatter": 460,

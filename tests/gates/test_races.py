@@ -64,18 +64,18 @@ def test_declared_duplicates_are_seen_as_a_race():
         assert any("Write-write data race" in finding for finding in oclgrind.run(each, views))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, ids=["GPU", "CPU"])
 def test_a_planted_access_outside_is_seen(device):
     _, [(launched, views)] = launches(case_named("write-float32-7x2x12-contiguous-int64"), device)
     capacity = 12
-    guard = launched.scalars.index(capacity)
+    guard = launched.scalars.index(capacity, 2)  # after `num_tokens` and `row`
     scalars = list(launched.scalars)
     scalars[guard] = capacity + 2
     findings = oclgrind.run(launched._replace(scalars=tuple(scalars)), views)
     assert any(finding.startswith("Invalid write") for finding in findings)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, ids=["GPU", "CPU"])
 def test_a_planted_short_row_is_seen(device):
     case = case_named("write-float32-7x2x12-contiguous-int64").copy()
     [(launched, views)] = record(case, device)
