@@ -43,7 +43,7 @@ def waiting(request, monkeypatch, any_queue):
         class Asynchronous(launch.Launch):
             def __init__(self, *arguments):
                 super().__init__(*arguments)
-                self._waits = False
+                self._waits, self._waiting_queue = False, self._queue
 
         monkeypatch.setattr(launch, "Launch", Asynchronous)
     return request.param
