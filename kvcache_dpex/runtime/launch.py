@@ -1,7 +1,7 @@
 """Builds a module for a context and submits it.
 
 dpctl's own `submit` costs about twice the time of the launch itself, so its C function is called
-with argument blocks that are prepared once for each geometry.
+with arguments laid out in memory that calls of one geometry use again.
 """
 
 from __future__ import annotations

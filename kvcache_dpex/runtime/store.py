@@ -105,9 +105,8 @@ def signature(function: Callable, **types: str) -> Signature:
     in_record = function.__globals__.get("IN_RECORD", False)
     parts = compiler.fingerprint(), index_space, *arguments, str(in_record), *source.texts(function)
     identity = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return Signature(
-        "-".join((function.__name__, *types.values())), identity, arguments, index_space, in_record
-    )
+    name = "-".join((function.__name__, *types.values()))
+    return Signature(name, identity, arguments, index_space, in_record)
 
 
 def compile_signature(function: Callable, wanted: Signature) -> bytes:
