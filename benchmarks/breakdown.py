@@ -17,8 +17,8 @@ from rich.table import Table
 
 import kvcache_dpex as kv
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime import launch
-from kvcache_dpex.runtime.arrays import read, read_output
+from kvcache_dpex.runtime.launch import launch
+from kvcache_dpex.runtime.launch.arrays import read, read_output
 
 from .contenders import torch_operations
 from .floor import empty_launch

@@ -4,7 +4,8 @@ from typing import Any, Callable
 
 from kvcache_dpex.kernels.scatter import scatter
 from kvcache_dpex.kernels.scatter_words import scatter_words
-from kvcache_dpex.runtime import compiler, launch, store
+from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.runtime.launch import launch
 
 
 def nothing(item: "item[1]", number: "int64"):

@@ -6,8 +6,8 @@ import ctypes
 import functools
 from typing import Any, Callable
 
-from kvcache_dpex.runtime import launch
-from kvcache_dpex.runtime.store import Module
+from kvcache_dpex.runtime.compile.store import Module
+from kvcache_dpex.runtime.launch import launch
 
 from .work import Absent
 

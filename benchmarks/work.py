@@ -9,7 +9,7 @@ import numpy as np
 
 import kvcache_dpex as kv
 from kvcache_dpex import reference
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 
 from .presets import Case
 

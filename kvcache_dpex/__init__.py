@@ -7,7 +7,7 @@ package. Import it before dpctl or dpnp: it then finds their libraries by itself
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .runtime import libraries
+from .runtime.environment import libraries
 
 if TYPE_CHECKING:
     from .ops.allocate import empty_cache as empty_cache

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from . import dispatch
 from .layout import cache_shape
-from .runtime.exchange import from_torch, to_torch
-from .runtime.tensors import dtype_of
+from .runtime.launch.exchange import from_torch, to_torch
+from .runtime.launch.tensors import dtype_of
 
 __all__ = [
     "dequant_cache",

@@ -9,7 +9,9 @@ import pytest
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from helpers import PlainLaunch, compiled, skip_record_on_gpu
 from kvcache_dpex.ops import dequantize, quantize, write
-from kvcache_dpex.runtime import compiler, devices, launch, store
+from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.runtime.environment import devices
+from kvcache_dpex.runtime.launch import launch
 from quantizing import force_kernel
 
 

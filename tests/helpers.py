@@ -12,7 +12,8 @@ import pytest
 
 from kvcache_dpex import reference
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime import arrays, simulate, store
+from kvcache_dpex.runtime.compile import simulate, store
+from kvcache_dpex.runtime.launch import arrays
 
 ROOT = Path(__file__).parent.parent
 SENTINEL = 0xA5

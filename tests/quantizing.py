@@ -10,7 +10,7 @@ from kvcache_dpex import reference
 from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
 from kvcache_dpex.kernels.quantize_spread import quantize_spread
 from kvcache_dpex.ops import dequantize, quantize
-from kvcache_dpex.runtime import launch
+from kvcache_dpex.runtime.launch import launch
 
 VALUES = ["float32", "float16", "bfloat16"]
 # The exponents of each type's numbers, subnormal ones included.

@@ -8,7 +8,8 @@ import pytest
 
 from helpers import to_bytes
 from kvcache_dpex import empty_cache
-from kvcache_dpex.runtime import arrays, devices
+from kvcache_dpex.runtime.environment import devices
+from kvcache_dpex.runtime.launch import arrays
 
 
 @pytest.mark.parametrize("value_head_size", [None, 3])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers import Twins, to_device
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 
 VIEWS = {
     "whole": np.s_[:],

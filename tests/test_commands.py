@@ -6,7 +6,9 @@ from helpers import output_of, run_python
 from kvcache_dpex import __version__
 from kvcache_dpex.__main__ import main
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime import arrays, compiler, devices, libraries, store
+from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.runtime.environment import devices, libraries
+from kvcache_dpex.runtime.launch import arrays
 
 right = write.reshape_and_cache
 

@@ -9,7 +9,7 @@ from helpers import random_bits, sentinel, to_device
 from kvcache_dpex import dequant_cache, empty_quant_cache, reference, reshape_and_cache_quant
 from kvcache_dpex.layout import slots_of_sequence
 from kvcache_dpex.ops import dequantize
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 from quantizing import VALUES, check_dequantize, quantize_case, rows_of
 from test_quantize_views import SCALES, name_of
 from test_write_views import BLOCK_SIZE, BLOCKS, CACHES, HEADS

@@ -8,7 +8,7 @@ import pytest
 from helpers import SENTINEL, sentinel, to_bytes, to_device
 from kvcache_dpex import dequant_cache
 from kvcache_dpex.ops import dequantize
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 
 SHAPE = "[num_blocks, block_size, num_kv_heads, head_size]"
 

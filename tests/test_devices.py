@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import run_python
-from kvcache_dpex.runtime import devices, libraries
+from kvcache_dpex.runtime.environment import devices, libraries
 
 
 def fake(name, backend):

@@ -7,7 +7,7 @@ import pytest
 
 from helpers import SENTINEL, sentinel, to_bytes, to_device
 from kvcache_dpex import reshape_and_cache
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 
 DEVICE = "<device>"  # stands for the device's name in the messages below
 

@@ -17,9 +17,9 @@ MAY_IMPORT = {
     "kernels": ("kernels",),
     "reference.py": ("layout",),
     "runtime": ("runtime",),
-    "runtime/store.py": ("runtime", "kernels"),
-    "runtime/lowering.py": ("runtime", "kernels"),
-    "runtime/simulate.py": ("runtime", "kernels"),
+    "runtime/compile/store.py": ("runtime", "kernels"),
+    "runtime/compile/lowering.py": ("runtime", "kernels"),
+    "runtime/compile/simulate.py": ("runtime", "kernels"),
     "ops": ("ops", "runtime", "layout", "kernels"),
     "dispatch.py": ("ops", "runtime", "layout"),
     "torch.py": ("dispatch", "ops", "runtime", "layout"),
@@ -30,12 +30,18 @@ MAY_IMPORT = {
 
 # Which files may import these packages at all.
 ONLY_IN = {
-    "numba_dpex": ("runtime/compiler.py",),
-    "numba": ("runtime/compiler.py", "runtime/lowering.py"),
-    "llvmlite": ("runtime/compiler.py", "runtime/lowering.py"),
-    "ctypes": ("runtime/launch.py", "runtime/bundle.py", "runtime/arrays.py"),
-    "torch": ("torch.py", "dispatch.py", "runtime/exchange.py", "runtime/tensors.py", "runtime/xpu.py"),
-    "dpnp": ("runtime/arrays.py", "runtime/exchange.py", "commands/check.py"),
+    "numba_dpex": ("runtime/compile/compiler.py",),
+    "numba": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
+    "llvmlite": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
+    "ctypes": ("runtime/launch/launch.py", "runtime/environment/bundle.py", "runtime/launch/arrays.py"),
+    "torch": (
+        "torch.py",
+        "dispatch.py",
+        "runtime/launch/exchange.py",
+        "runtime/launch/tensors.py",
+        "runtime/launch/xpu.py",
+    ),
+    "dpnp": ("runtime/launch/arrays.py", "runtime/launch/exchange.py", "commands/check.py"),
 }
 
 # A kernel file is read, hashed and simulated anywhere.
@@ -99,7 +105,7 @@ def test_kernel_files_import_numpy_at_most(file):
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_device_packages_are_imported_when_they_are_needed(file):
     """At the top of a file they would load with it; some files exist only for numba or torch."""
-    here = {"runtime/lowering.py", *ONLY_IN["torch"]}
+    here = {"runtime/compile/lowering.py", *ONLY_IN["torch"]}
     eager = {module.split(".")[0] for module, within, now in imports(file) if now and not within}
     if file.as_posix() not in here:
         assert not eager & {"dpctl", "dpnp", "numba", "numba_dpex", "torch"}
@@ -107,11 +113,11 @@ def test_device_packages_are_imported_when_they_are_needed(file):
 
 def test_the_reader_of_imports_reads_them_all():
     """Guards the tests above: known imports of every kind are found, with the right room."""
-    assert ("runtime.devices", True, True) in imports(Path("runtime/launch.py"))
-    assert ("runtime.store", True, True) in imports(Path("runtime/launch.py"))
+    assert ("runtime.environment.devices", True, True) in imports(Path("runtime/launch/launch.py"))
+    assert ("runtime.compile.store", True, True) in imports(Path("runtime/launch/launch.py"))
     assert ("kernels.scatter", True, True) in imports(Path("ops/write.py"))
-    assert ("dpctl", False, False) in imports(Path("runtime/devices.py"))
-    assert ("numba_dpex", False, False) in imports(Path("runtime/compiler.py"))
+    assert ("dpctl", False, False) in imports(Path("runtime/environment/devices.py"))
+    assert ("numba_dpex", False, False) in imports(Path("runtime/compile/compiler.py"))
     assert ("ops.allocate", True, False) in imports(Path("__init__.py"))
 
 

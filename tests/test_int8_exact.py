@@ -9,7 +9,8 @@ from helpers import random_bits, sentinel, to_device
 from kvcache_dpex import dequant_cache, reference, reshape_and_cache_quant
 from kvcache_dpex.kernels import device
 from kvcache_dpex.kernels.int8 import inverse_of, quotient_of
-from kvcache_dpex.runtime import arrays, compiler, launch, store
+from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.runtime.launch import arrays, launch
 from quantizing import EXPONENTS, VALUES, option, quantize_rows, stored
 
 BITS = {"float32": "uint32", "float16": "uint16", "bfloat16": "uint16"}

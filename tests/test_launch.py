@@ -17,7 +17,8 @@ from kvcache_dpex import empty_cache, reference, reshape_and_cache
 from kvcache_dpex.kernels.scatter import scatter
 from kvcache_dpex.kernels.scatter_words import scatter_words
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime import arrays, launch, spirv, store
+from kvcache_dpex.runtime.compile import spirv, store
+from kvcache_dpex.runtime.launch import arrays, launch
 
 
 @pytest.fixture(params=["out of order", "in order"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers import output_of
-from kvcache_dpex.runtime import bundle, libraries
+from kvcache_dpex.runtime.environment import bundle, libraries
 
 USE = """
 import kvcache_dpex

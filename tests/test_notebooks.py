@@ -30,7 +30,7 @@ honest = kvcache_dpex.reshape_and_cache_quant
 kvcache_dpex.reshape_and_cache_quant = lambda key, value, *rest: honest(key, value * 1.000001, *rest)
 """,
     "3-writing-a-kernel": """
-from kvcache_dpex.runtime import launch
+from kvcache_dpex.runtime.launch import launch
 launch.Launch.__call__ = lambda self, *arguments: None
 """,
     "4-with-torch": """

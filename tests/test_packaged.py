@@ -7,7 +7,7 @@ import re
 import pytest
 
 from helpers import compiled
-from kvcache_dpex.runtime import compiler, spirv, store
+from kvcache_dpex.runtime.compile import compiler, spirv, store
 
 CATALOGUE = store.catalogue()
 NAMES = ["-".join((function.__name__, *types.values())) for function, types in CATALOGUE]

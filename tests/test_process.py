@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from helpers import ROOT, output_of, run_python
-from kvcache_dpex.runtime import compiler
+from kvcache_dpex.runtime.compile import compiler
 
 FORK = textwrap.dedent("""
     import os, sys, warnings
@@ -82,14 +82,15 @@ def test_spawn_works(tmp_path):
 WRITE = textwrap.dedent("""
     import numpy as np
     from kvcache_dpex.ops import write
-    from kvcache_dpex.runtime import arrays, devices
+    from kvcache_dpex.runtime.environment import devices
+    from kvcache_dpex.runtime.launch import arrays
     queue = devices.queue_for()
     tensor = arrays.tensor_module()
     key = tensor.asarray(np.arange(1, 4, dtype="float32").reshape(3, 1, 1), sycl_queue=queue)
     caches = [tensor.zeros((2, 2, 1, 1), dtype="float32", sycl_queue=queue) for _ in range(2)]
     write.reshape_and_cache(key, key, *caches, tensor.asarray(np.array([3, 0, 1]), sycl_queue=queue))
     from kvcache_dpex.kernels.scatter_strided import scatter_strided
-    from kvcache_dpex.runtime import store
+    from kvcache_dpex.runtime.compile import store
     origin = store.load(scatter_strided, word="uint32", slot="int64").origin
     print(arrays.to_numpy(caches[0]).ravel().tolist(), origin)
 """)
@@ -152,7 +153,7 @@ def test_two_processes_compile_into_one_folder(own_copy):
 
 COMPILE = textwrap.dedent("""
     from kvcache_dpex.kernels.scatter_strided import scatter_strided
-    from kvcache_dpex.runtime import store
+    from kvcache_dpex.runtime.compile import store
     print(store.load(scatter_strided, word="uint8", slot="int32"))
 """)
 

@@ -6,7 +6,7 @@ import pytest
 from helpers import sentinel, to_device
 from kvcache_dpex import reference, reshape_and_cache_quant
 from kvcache_dpex.ops import quantize
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 from quantizing import VALUES, check_quantize, instead, option, quantize_case, rows_of, stored
 
 SLOTS = [7, -1, 0, 19, 8]

@@ -8,7 +8,7 @@ import pytest
 from helpers import SENTINEL, sentinel, to_bytes, to_device
 from kvcache_dpex import reshape_and_cache_quant
 from kvcache_dpex.ops import quantize
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 
 OUTPUTS = ["kq", "vq", "ks", "vs"]
 DEVICE = "<device>"  # stands for the device's name in the messages below

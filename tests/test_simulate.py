@@ -10,7 +10,7 @@ from kvcache_dpex.kernels import device
 from kvcache_dpex.kernels.scatter import scatter
 from kvcache_dpex.kernels.scatter_strided import scatter_strided
 from kvcache_dpex.kernels.scatter_words import scatter_words
-from kvcache_dpex.runtime.simulate import Pointer, simulate
+from kvcache_dpex.runtime.compile.simulate import Pointer, simulate
 
 
 def refused(error, message):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kvcache_dpex.runtime import compiler, store
+from kvcache_dpex.runtime.compile import compiler, store
 
 _numbers = itertools.count()
 SOURCE = """
@@ -235,7 +235,7 @@ def test_an_edit_after_the_import_is_noticed(compilations, tmp_path, edited):
 
 WRITER = """
 from pathlib import Path
-from kvcache_dpex.runtime import store
+from kvcache_dpex.runtime.compile import store
 for turn in range(150):
     store._write_atomically(Path({path!r}), store._sealed(bytes([turn % 256]) * 100_000))
 """

@@ -6,7 +6,7 @@ import pytest
 from helpers import check_write, contiguous_case, random_bits, sentinel, to_bytes, to_device
 from kvcache_dpex import empty_cache, reshape_and_cache
 from kvcache_dpex.ops import geometry
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "float16", "int32", "uint32", "float32"]
 DTYPES += ["int64", "uint64", "float64", "complex64"]

@@ -5,7 +5,7 @@ import pytest
 
 from helpers import Twins, check_write, random_bits, sentinel
 from kvcache_dpex import reshape_and_cache
-from kvcache_dpex.runtime import arrays
+from kvcache_dpex.runtime.launch import arrays
 
 BLOCKS, BLOCK_SIZE, HEADS, TOKENS = 5, 4, 2, 6
 SLOTS = np.array([7, -1, 0, 19, 8])

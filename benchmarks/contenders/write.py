@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Callable
 
 import kvcache_dpex as kv
-from kvcache_dpex.runtime import compiler
-from kvcache_dpex.runtime.arrays import as_dpnp, tensor_module
+from kvcache_dpex.runtime.compile import compiler
+from kvcache_dpex.runtime.launch.arrays import as_dpnp, tensor_module
 
 from ..floor import empty_launch
 from ..work import Absent, Contender, Work

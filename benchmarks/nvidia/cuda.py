@@ -1,4 +1,4 @@
-"""Launches translated modules through the CUDA driver, in the place of `kvcache_dpex.runtime.launch.Launch`.
+"""Launches translated modules through the CUDA driver, in the place of `runtime.launch.launch.Launch`.
 
 Memory is torch's; the operations see it as arrays of a stand-in device (`tests.gates.standin`).
 """
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvcache_dpex.runtime import store
+from kvcache_dpex.runtime.compile import store
 
 from .table import digest_of_modules
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvcache_dpex.runtime import store
+from kvcache_dpex.runtime.compile import store
 
 RESULTS = Path(__file__).with_name("results.json")
 # What the largest size must show: parts of the copy's speed, and of the best Triton kernel's.

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable
 
-from kvcache_dpex.runtime import spirv, store
+from kvcache_dpex.runtime.compile import spirv, store
 
 from . import builtins
 from .table import digest_of_modules

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvcache_dpex.runtime import store
+from kvcache_dpex.runtime.compile import store
 from tests.gates.cases import (
     SENTINEL,
     SLOT_TYPES,

@@ -10,7 +10,8 @@ from typing import Any, Callable
 import numpy as np
 
 from .. import reference
-from ..runtime import arrays, devices
+from ..runtime.environment import devices
+from ..runtime.launch import arrays
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE, NUM_TOKENS = 16, 16, 8, 128, 40
 SENTINEL = 0xA5

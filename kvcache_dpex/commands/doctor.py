@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..runtime import compatibility, compiler, devices, libraries, store
+from ..runtime.compile import compiler, store
+from ..runtime.environment import compatibility, devices, libraries
 
 PACKAGES = (
     "dpctl",

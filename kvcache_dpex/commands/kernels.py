@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..runtime import spirv, store
+from ..runtime.compile import spirv, store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Functions that kernels may call: plain Python here, a few instructions of SPIR-V once compiled.
 
-`runtime.lowering` holds the compiled side of each. A pointer's type says what its bits mean:
+`runtime.compile.lowering` holds the compiled side of each. A pointer's type says what its bits mean:
 float32, float16 (their bits arrive as uint16) or bfloat16 (as int16, since NumPy has no such type).
 """
 
@@ -125,7 +125,7 @@ def code(value):
     return np.int8(value)
 
 
-# The work-group of the running item, each item in a thread of its own; `runtime.simulate` sets it.
+# The work-group of the running item, each item in a thread of its own; `runtime.compile.simulate` sets it.
 current = threading.local()
 
 # Words of memory that the items of a work-group share.

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..layout import cache_shape
-from ..runtime import arrays, devices, launch
+from ..runtime.environment import devices
+from ..runtime.launch import arrays, launch
 
 
 def empty_cache(

@@ -8,8 +8,9 @@ from ..kernels.dequantize import dequantize
 from ..kernels.dequantize_any import dequantize_any
 from ..kernels.dequantize_spread import dequantize_spread
 from ..layout import contiguous_strides
-from ..runtime import arrays, launch, store
-from ..runtime.arrays import Operand, read, read_output
+from ..runtime.compile import store
+from ..runtime.launch import arrays, launch
+from ..runtime.launch.arrays import Operand, read, read_output
 from . import validate
 from .geometry import head_groups, row_groups
 

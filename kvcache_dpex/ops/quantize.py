@@ -9,8 +9,9 @@ from ..kernels.quantize_lanes import quantize_lanes
 from ..kernels.quantize_rows import quantize_rows
 from ..kernels.quantize_spread import quantize_spread
 from ..layout import uniform_slot_stride
-from ..runtime import launch, store
-from ..runtime.arrays import Operand, read, read_output
+from ..runtime.compile import store
+from ..runtime.launch import launch
+from ..runtime.launch.arrays import Operand, read, read_output
 from . import validate
 from .geometry import CPU_VECTOR, group_limit, lane_groups, round_up
 

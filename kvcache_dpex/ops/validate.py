@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.arrays import Operand
+from ..runtime.launch.arrays import Operand
 
 
 def rows(key: Operand, value: Operand) -> None:
@@ -176,7 +176,7 @@ def _is_tensor(operand: Operand) -> bool:
 
 def slot_values(slot_mapping: Any, num_slots: int) -> None:
     """The values of a slot mapping: none beyond the capacity, none twice. Waits and copies."""
-    from ..runtime.arrays import to_numpy
+    from ..runtime.launch.arrays import to_numpy
 
     values = to_numpy(slot_mapping)
     seen: dict[int, int] = {}

@@ -8,8 +8,9 @@ from ..kernels.scatter import scatter
 from ..kernels.scatter_strided import scatter_strided
 from ..kernels.scatter_words import scatter_words
 from ..layout import uniform_slot_stride
-from ..runtime import launch, store
-from ..runtime.arrays import Operand, read, read_output
+from ..runtime.compile import store
+from ..runtime.launch import launch
+from ..runtime.launch.arrays import Operand, read, read_output
 from . import validate
 from .geometry import head_groups, row_groups, vector_groups
 

@@ -1,1 +1,1 @@
-"""From a Python function to a launched kernel: libraries, devices, compiler, store, launch, arrays."""
+"""Everything below the operations: the environment, the way from Python to SPIR-V, and launches."""

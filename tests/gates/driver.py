@@ -18,7 +18,9 @@ import numpy as np
 import kvcache_dpex
 from kvcache_dpex.commands import check
 from kvcache_dpex.kernels.scatter import scatter
-from kvcache_dpex.runtime import arrays, devices, launch, store
+from kvcache_dpex.runtime.compile import store
+from kvcache_dpex.runtime.environment import devices
+from kvcache_dpex.runtime.launch import arrays, launch
 
 from .cases import Case, all_cases, owner, start
 

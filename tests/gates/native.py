@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcache_dpex.runtime import store
+from kvcache_dpex.runtime.compile import store
 
 PRODUCTS = {
     "tgllp": "Iris Xe",

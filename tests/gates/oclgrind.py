@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvcache_dpex.runtime import spirv
+from kvcache_dpex.runtime.compile import spirv
 
 from .cases import owner, start
 from .standin import Launched

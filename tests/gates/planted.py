@@ -3,7 +3,7 @@
 
 from typing import Callable
 
-from kvcache_dpex.runtime import compiler, store
+from kvcache_dpex.runtime.compile import compiler, store
 
 
 def float64_literal(item: "item[1]", data: "float32*"):

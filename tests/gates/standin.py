@@ -13,8 +13,8 @@ from unittest import mock
 
 import numpy as np
 
-from kvcache_dpex.runtime import launch
-from kvcache_dpex.runtime.store import Module
+from kvcache_dpex.runtime.compile.store import Module
+from kvcache_dpex.runtime.launch import launch
 
 from .cases import Case
 

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from helpers import ROOT
-from kvcache_dpex.runtime import compiler, store
+from kvcache_dpex.runtime.compile import compiler, store
 
 from . import planted, simulated
 

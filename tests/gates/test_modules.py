@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from kvcache_dpex.runtime import compiler, spirv
+from kvcache_dpex.runtime.compile import compiler, spirv
 
 from . import planted
 from .native import packaged

@@ -5,7 +5,7 @@ Bounds, not exact figures: the compiler moves on.
 
 import pytest
 
-from kvcache_dpex.runtime import compiler
+from kvcache_dpex.runtime.compile import compiler
 
 from . import native, planted
 

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 
-from kvcache_dpex.runtime import spirv, store
+from kvcache_dpex.runtime.compile import spirv, store
 
 from . import oclgrind
 from .cases import all_cases, compare

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from benchmarks.nvidia import translate
-from kvcache_dpex.runtime import store
+from kvcache_dpex.runtime.compile import store
 
 from .native import packaged
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kvcache_dpex.runtime import compatibility, libraries
+from kvcache_dpex.runtime.environment import compatibility, libraries
 
 
 @pytest.fixture

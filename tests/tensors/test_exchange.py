@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import kvcache_dpex  # noqa: E402
 from helpers import output_of, to_device  # noqa: E402
 from kvcache_dpex import torch as kv  # noqa: E402
-from kvcache_dpex.runtime import arrays, devices  # noqa: E402
+from kvcache_dpex.runtime.environment import devices  # noqa: E402
+from kvcache_dpex.runtime.launch import arrays  # noqa: E402
 
 USM_TYPES = ["device", "shared", "host"]
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "int64", "float16", "float32", "float64"]

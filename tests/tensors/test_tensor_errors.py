@@ -11,7 +11,8 @@ from tensor_cases import contiguous_case, memory  # noqa: E402
 
 import kvcache_dpex  # noqa: E402
 from kvcache_dpex import torch as kv  # noqa: E402
-from kvcache_dpex.runtime import devices, tensors  # noqa: E402
+from kvcache_dpex.runtime.environment import devices  # noqa: E402
+from kvcache_dpex.runtime.launch import tensors  # noqa: E402
 
 NAMES = ("key", "value", "key_cache", "value_cache", "slot_mapping")
 

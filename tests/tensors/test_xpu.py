@@ -14,7 +14,8 @@ from tensor_cases import contiguous_case  # noqa: E402
 
 from kvcache_dpex import torch as kv  # noqa: E402
 from kvcache_dpex.ops import write  # noqa: E402
-from kvcache_dpex.runtime import arrays, compatibility, devices, exchange, xpu  # noqa: E402
+from kvcache_dpex.runtime.environment import compatibility, devices  # noqa: E402
+from kvcache_dpex.runtime.launch import arrays, exchange, xpu  # noqa: E402
 
 SLOTS = [7, -1, 19, 0, 20, 3]
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import compatibility, devices, launch
+from ..environment import compatibility, devices
+from . import launch
 
 if TYPE_CHECKING:
     import dpctl

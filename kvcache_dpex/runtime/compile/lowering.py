@@ -15,7 +15,7 @@ from numba.core import cgutils, types
 from numba.core.extending import overload
 from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
 
-from ..kernels import device
+from ...kernels import device
 
 _TARGET = "spirv"
 _i8, _i32, _i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)

@@ -13,8 +13,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from . import devices, libraries
-from .store import Module
+from ..compile.store import Module
+from ..environment import devices, libraries
 
 if TYPE_CHECKING:
     import dpctl

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 import torch
 
-from . import devices, xpu
+from ..environment import devices
+from . import xpu
 from .arrays import Unreadable
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from typing import Callable, NamedTuple
 
 from . import compiler, source, spirv
 
-_KERNELS = Path(__file__).parent.parent / "kernels"
-PACKAGED = Path(__file__).parent.parent / "spirv"
+_PACKAGE = Path(__file__).parents[2]
+_KERNELS = _PACKAGE / "kernels"
+PACKAGED = _PACKAGE / "spirv"
 MANIFEST = "manifest.json"
 _compiling = threading.Lock()
 
@@ -161,7 +162,7 @@ def catalogue() -> list[tuple[Callable, dict[str, str]]]:
     """Every kernel of the `kernels` folder with every choice of its type variables."""
     found = []
     for file in sorted(_KERNELS.glob("*.py")):
-        module = import_module(f"..kernels.{file.stem}", __package__)
+        module = import_module(f"...kernels.{file.stem}", __package__)
         choices = getattr(module, "TYPES", None)
         if choices is not None:
             function = getattr(module, file.stem)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 
-from . import devices
+from ..environment import devices
 
 if TYPE_CHECKING:
     import dpctl

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ..kernels import device
+from ...kernels import device
 from . import source
 
 _TOGETHER = {"barrier", "group_larger", "get_local", "put_local"}

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import arrays, devices, launch, xpu
+from ..environment import devices
+from . import arrays, launch, xpu
 
 
 def to_torch(array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
