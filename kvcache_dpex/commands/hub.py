@@ -17,7 +17,7 @@ BACKENDS = ("cpu", "xpu")
 ENTRY = '''\
 """A paged KV cache for Intel GPUs in pure Python, as the kernels hub loads it."""
 
-from .kvcache_dpex.runtime import devices
+from .kvcache_dpex.runtime.environment import devices
 
 # The hub cannot declare it, so a missing dpctl is told when the kernel is loaded, not when it is used.
 devices.load_dpctl()
