@@ -112,7 +112,7 @@ def test_a_bundle_loads_libraries_that_only_they_see():
     """The C library's own, by name, into a scope where nobody else looks."""
     names = ["libanl.so.1", "libthread_db.so.1", "libnone.so.0"]
     code = (
-        "import ctypes; from kvcache_dpex.runtime import bundle; from pathlib import Path\n"
+        "import ctypes; from kvcache_dpex.runtime.environment import bundle; from pathlib import Path\n"
         "bundle.load({names}, '/'); maps = Path('/proc/self/maps').read_text()\n"
         "print('libthread_db.so.1' in maps, hasattr(ctypes.CDLL(None), 'td_init'))"
     )
