@@ -8,6 +8,7 @@ A cache is ``[num_blocks, block_size, num_kv_heads, head_size]`` (NHD). Slot ``s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 def slot_of(block: int, offset: int, block_size: int) -> int:
@@ -73,6 +74,68 @@ def uniform_slot_stride(shape: Sequence[int], strides: Sequence[int]) -> int | N
     if num_blocks == 1 or strides[0] == block_size * strides[1]:
         return strides[1]
     return None
+
+
+def extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """First byte and end of an array's memory, in bytes from its element 0; strides count elements.
+
+    >>> extent((4, 8), (-8, 1), itemsize=4)
+    (-96, 32)
+    """
+    if 0 in shape:
+        return 0, 0
+    steps = [(size - 1) * stride for size, stride in zip(shape, strides)]
+    low = sum(step for step in steps if step < 0)
+    high = sum(step for step in steps if step > 0)
+    return low * itemsize, (high + 1) * itemsize
+
+
+class Span(NamedTuple):
+    """The memory of an array: shape, strides in elements, and bytes of an element."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+
+def are_disjoint(first: Span, second: Span, distance: int) -> bool:
+    """Whether two arrays provably share no byte; False where that is not proven.
+
+    Element 0 of `second` is `distance` bytes after that of `first`. They are disjoint where their ranges are,
+    and also where both are periodic and apart in every period: each step is below the period or a multiple of
+    it, so that each array occupies one interval of every period.
+
+    >>> keys = Span((4, 16, 128), (4096, 256, 1), 4)  # keys and values packed in one row
+    >>> are_disjoint(keys, keys, 512), are_disjoint(keys, keys, 256)
+    (True, False)
+    """
+    if 0 in first.shape or 0 in second.shape:
+        return True
+    (low, high), (other_low, other_high) = extent(*first), extent(*second)
+    if high <= distance + other_low or distance + other_high <= low:
+        return True
+    periods = {abs(stride) * span.itemsize for span in (first, second) for stride in span.strides} - {0}
+    return any(_apart(first, second, distance, period) for period in periods)
+
+
+def _apart(first: Span, second: Span, distance: int, period: int) -> bool:
+    """Whether each array occupies one interval of every period, and the two intervals do not meet."""
+    intervals = []
+    for span, start in ((first, 0), (second, distance)):
+        length = span.itemsize
+        for size, stride in zip(span.shape, span.strides):
+            step = abs(stride) * span.itemsize
+            if size == 1 or step == 0:
+                continue
+            if step < period:
+                length += (size - 1) * step
+            elif step % period:
+                return False
+            start += min(0, (size - 1) * stride * span.itemsize)
+        intervals.append((start, length))
+    (start, length), (other_start, other_length) = intervals
+    gap = (other_start - start) % period
+    return length <= gap and gap + other_length <= period
 
 
 def cache_shape(

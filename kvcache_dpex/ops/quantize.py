@@ -9,27 +9,82 @@ from ..kernels.quantize_lanes import quantize_lanes
 from ..kernels.quantize_rows import quantize_rows
 from ..kernels.quantize_spread import quantize_spread
 from ..layout import uniform_slot_stride
-from ..runtime.compile import store
-from ..runtime.launch import launch
-from ..runtime.launch.arrays import Operand, read, read_output
+from ..runtime.launch.arrays import Operand
 from . import validate
 from .geometry import CPU_VECTOR, group_limit, lane_groups, round_up
+from .operation import Array, DType, Plan, Written, operation
 
 MAX_LANES = 32
 
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+
+def _check(
+    key: Operand,
+    value: Operand,
+    kq: Operand,
+    vq: Operand,
+    ks: Operand,
+    vs: Operand,
+    slot_mapping: Operand,
+    dtype: Any,
+    check_slots: bool,
+) -> None:
+    validate.rows(key, value)
+    validate.float_type("key", key, dtype)
+    if value.dtype != key.dtype:
+        raise TypeError(f"`value` must have the dtype of `key`, {key.dtype_name}, got {value.dtype_name}")
+    for name, codes, rows_name, rows in (("kq", kq, "key", key), ("vq", vq, "value", value)):
+        validate.cache(name, codes, rows_name, rows)
+        validate.codes(name, codes)
+    validate.same_slots("vq", vq, "kq", kq)
+    validate.scales("ks", ks, "kq", kq)
+    validate.scales("vs", vs, "vq", vq)
+    validate.slots(slot_mapping, key.shape[0])
+    validate.head_sizes(key, value)
 
 
+def _require_slots(kq: Any, slot_mapping: Any, check_slots: bool, **others: Any) -> None:
+    if check_slots:
+        validate.slot_values(slot_mapping, kq.shape[0] * kq.shape[1])
+
+
+def _plan(
+    key: Operand,
+    value: Operand,
+    kq: Operand,
+    vq: Operand,
+    ks: Operand,
+    vs: Operand,
+    slot_mapping: Operand,
+    dtype: Any,
+    check_slots: bool,
+    alignment: tuple[int, int],
+) -> Plan | None:
+    if slot_mapping.shape[0] == 0 or 0 in kq.shape[:3]:
+        return None
+    by_block = validate.scales("ks", ks, "kq", kq), validate.scales("vs", vs, "vq", vq)
+    operands = key, value, kq, vq, *by_block, slot_mapping, validate.float_type("key", key, dtype)
+    of_rows, of_codes = alignment
+    fast = _in_lanes(*operands) if of_rows % 16 == 0 and of_codes % 8 == 0 else None
+    return fast or _in_groups(*operands)
+
+
+@operation(
+    _check,
+    _plan,
+    aligned=["key value", "kq vq"],
+    may_overlap=[("kq", "vq"), ("ks", "vs")],
+    before=_require_slots,
+)
 def reshape_and_cache_quant(
-    key: Any,
-    value: Any,
-    kq: Any,
-    vq: Any,
-    ks: Any,
-    vs: Any,
-    slot_mapping: Any,
+    key: Array,
+    value: Array,
+    kq: Written,
+    vq: Written,
+    ks: Written,
+    vs: Written,
+    slot_mapping: Array,
     *,
-    dtype: Any = None,
+    dtype: DType = None,
     check_slots: bool = False,
 ) -> None:
     """Quantize row ``token`` of `key` and `value` into slot ``slot_mapping[token]``, in place.
@@ -75,64 +130,6 @@ def reshape_and_cache_quant(
     >>> int(dpnp.asnumpy(kq)[1, 1, 0, 0]), float(127 * ks[17, 0])
     (127, 1.0)
     """
-    launch.refuse_after_fork()
-    key_at, k = read(key, "key")
-    value_at, v = read(value, "value")
-    kq_at, kq_is = read_output(kq, "kq")
-    vq_at, vq_is = read_output(vq, "vq")
-    ks_at, ks_is = read_output(ks, "ks")
-    vs_at, vs_is = read_output(vs, "vs")
-    slots_at, slots = read(slot_mapping, "slot_mapping")
-    misaligned = (key_at | value_at) % 16 != 0 or (kq_at | vq_at) % 8 != 0
-    geometry = (k, v, kq_is, vq_is, ks_is, vs_is, slots, dtype, misaligned, kq_at == vq_at, ks_at == vs_at)
-    prepared = _launches.get(geometry)
-    if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
-    if check_slots:
-        validate.slot_values(slot_mapping, kq_is[0][0] * kq_is[0][1])
-    prepared(
-        (key_at, value_at, kq_at, vq_at, ks_at, vs_at, slots_at),
-        (key, value, kq, vq, ks, vs, slot_mapping),
-    )
-
-
-def _prepare(
-    key: tuple,
-    value: tuple,
-    key_codes: tuple,
-    value_codes: tuple,
-    key_scales: tuple,
-    value_scales: tuple,
-    slot_mapping: tuple,
-    dtype: Any,
-    misaligned: bool,
-    same_codes: bool,
-    same_scales: bool,
-) -> Callable[[tuple[int, ...], Any], None]:
-    """The launch for one geometry, once it is known to be right."""
-    k, v, kq, vq = Operand(*key), Operand(*value), Operand(*key_codes), Operand(*value_codes)
-    slots = Operand(*slot_mapping)
-    validate.rows(k, v)
-    value_type = validate.float_type("key", k, dtype)
-    if v.dtype != k.dtype:
-        raise TypeError(f"`value` must have the dtype of `key`, {k.dtype_name}, got {v.dtype_name}")
-    for name, codes, rows_name, rows in (("kq", kq, "key", k), ("vq", vq, "value", v)):
-        validate.cache(name, codes, rows_name, rows)
-        validate.codes(name, codes)
-    validate.same_slots("vq", vq, "kq", kq)
-    ks = validate.scales("ks", Operand(*key_scales), "kq", kq)
-    vs = validate.scales("vs", Operand(*value_scales), "vq", vq)
-    for same, name, other in ((same_codes, "vq", "kq"), (same_scales, "vs", "ks")):
-        if same and 0 not in kq.shape:
-            raise ValueError(f"`{name}` must not be the memory of `{other}`")
-    validate.slots(slots, k.shape[0])
-    validate.head_sizes(k, v)
-    validate.same_queue(key=k, value=v, kq=kq, vq=vq, ks=ks, vs=vs, slot_mapping=slots)
-    if slots.shape[0] == 0 or 0 in kq.shape[:3]:
-        return launch.nothing
-    fast = None if misaligned else _in_lanes(k, v, kq, vq, ks, vs, slots, value_type)
-    return fast or _in_groups(k, v, kq, vq, ks, vs, slots, value_type)
 
 
 def _in_lanes(
@@ -144,7 +141,7 @@ def _in_lanes(
     vs: Operand,
     slots: Operand,
     value_type: str,
-) -> launch.Launch | None:
+) -> Plan | None:
     """Heads of whole sixteens in evenly spaced slots; None if not so."""
     if v.shape != k.shape or k.shape[2] % 16 or any(operand.strides[-1] != 1 for operand in (k, v, kq, vq)):
         return None
@@ -171,8 +168,8 @@ def _in_lanes(
         *(stride // unit for stride in strides),
         *scale_strides,
     )
-    module = store.load(kernel, value=value_type, slot=slots.dtype_name)
-    return launch.Launch(module, k.queue, scalars, *lane_groups(k.queue, lanes, num_kv_heads, num_tokens))
+    types = {"value": value_type, "slot": slots.dtype_name}
+    return Plan(kernel, types, k.queue, scalars, *lane_groups(k.queue, lanes, num_kv_heads, num_tokens))
 
 
 def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int]:
@@ -192,11 +189,11 @@ def _in_groups(
     vs: Operand,
     slots: Operand,
     value_type: str,
-) -> launch.Launch:
+) -> Plan:
     """Any sizes and strides, a work-group for each token and head."""
-    if kq.shape[0] * kq.shape[1] > 2**32:
+    if kq.shape[0] * kq.shape[1] >= 2**32:
         raise ValueError(
-            "`kq` must have at most 2**32 slots unless its heads are contiguous multiples of 16 values, "
+            "`kq` must have fewer than 2**32 slots unless its heads are contiguous multiples of 16 values, "
             f"got {kq.shape[0]} blocks of {kq.shape[1]}"
         )
     device, largest = k.queue.sycl_device, max(k.shape[2], v.shape[2])
@@ -218,8 +215,9 @@ def _in_groups(
         slots.strides[0],
         *(stride for operand in (*operands, ks, vs) for stride in operand.strides),
     )
-    module = store.load(quantize_rows if rows else quantize_any, value=value_type, slot=slots.dtype_name)
-    return launch.Launch(module, k.queue, scalars, (lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1))
+    kernel = quantize_rows if rows else quantize_any
+    types = {"value": value_type, "slot": slots.dtype_name}
+    return Plan(kernel, types, k.queue, scalars, (lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1))
 
 
 def _whole_rows(operands: tuple[Operand, ...], lanes: int) -> bool:

@@ -41,15 +41,29 @@ OPERATIONS = {
     "reshape_and_cache": lambda: (*contiguous_case(torch.bfloat16), SLOTS),
     "reshape_and_cache_quant": lambda: (*quant_case(), SLOTS),
     "reshape_and_cache_flash": lambda: (*contiguous_case(), SLOTS, "auto", SCALE, SCALE.clone()),
-    "dequant_cache": lambda: (*written_codes(), torch.bfloat16, torch.tensor([[3, -1], [0, 4]])),
-    "dequant_cache_out": lambda: (*written_codes(), sentinel((5, 4, 2, 16), torch.float16)),
+    "dequant_cache": lambda: written_codes(),
+    "dequant_cache_out": lambda: written_codes(),
 }
+
+
+OPTIONS = {
+    "dequant_cache": lambda: {"dtype": torch.bfloat16, "blocks": torch.tensor([[3, -1], [0, 4]])},
+    "dequant_cache_out": lambda: {"out": sentinel((5, 4, 2, 16), torch.float16)},
+}
+
+
+def test_every_operation_is_checked():
+    registered = {
+        name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "kvcache_dpex::" in name
+    }
+    assert registered == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_opcheck(name):
     operation = getattr(torch.ops.kvcache_dpex, name).default
-    found = torch.library.opcheck(operation, OPERATIONS[name]())
+    options = OPTIONS.get(name, dict)()
+    found = torch.library.opcheck(operation, OPERATIONS[name](), options)
     assert len(found) == 4
     assert set(found.values()) == {"SUCCESS"}
 
@@ -172,4 +186,4 @@ def test_meta_tensors_pass_through_the_registered_operations():
     kq, vq, ks, vs = (cache.to("meta") for cache in kv.empty_quant_cache(5, 4, 2, 16, device="cpu"))
     rows = torch.empty(6, 2, 16, device="meta")
     torch.ops.kvcache_dpex.reshape_and_cache_quant(rows, rows, kq, vq, ks, vs, SLOTS.to("meta"))
-    assert torch.ops.kvcache_dpex.dequant_cache(kq, ks, torch.float16).dtype == torch.float16
+    assert torch.ops.kvcache_dpex.dequant_cache(kq, ks, dtype=torch.float16).dtype == torch.float16
