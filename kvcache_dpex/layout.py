@@ -32,16 +32,20 @@ def block_and_offset(slot: int, block_size: int) -> tuple[int, int]:
 def slots_of_sequence(block_table: Sequence[int], start: int, stop: int, block_size: int) -> list[int]:
     """Slots of the tokens ``start <= position < stop`` of a sequence whose blocks are listed in order.
 
+    Entries may be integers of any width, such as a row of an int32 table; slots are Python integers.
+
     >>> slots_of_sequence([7, 2], start=14, stop=18, block_size=16)
     [126, 127, 32, 33]
     """
+    if not 0 <= start <= stop:
+        raise ValueError(f"`start` and `stop` must be positions 0 <= start <= stop, got {start} and {stop}")
     if stop > len(block_table) * block_size:
         raise ValueError(
             f"`block_table` holds {len(block_table)} blocks of {block_size}, so `stop` must be "
             f"<= {len(block_table) * block_size}, got {stop}; append a block to the table first"
         )
     return [
-        slot_of(block_table[position // block_size], position % block_size, block_size)
+        slot_of(int(block_table[position // block_size]), position % block_size, block_size)
         for position in range(start, stop)
     ]
 
