@@ -14,7 +14,7 @@ from ..runtime.launch.arrays import Operand, read, read_output
 from . import validate
 from .geometry import head_groups, row_groups
 
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+_launches = launch.LaunchCache()
 
 
 def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, blocks: Any = None) -> Any:
@@ -64,8 +64,8 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
     geometry = (codes, scale_fields, chosen, result, dtype, q_at % 8 != 0 or out_at % 16 != 0)
     prepared = _launches.get(geometry)
     if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
+        prepared = _prepare(*geometry)
+        _launches.add(geometry, codes[3], prepared)
     prepared((q_at, scales_at, blocks_at, out_at), (q, scales, blocks, out))
     return out
 

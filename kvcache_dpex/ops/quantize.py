@@ -17,7 +17,7 @@ from .geometry import CPU_VECTOR, group_limit, lane_groups, round_up
 
 MAX_LANES = 32
 
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+_launches = launch.LaunchCache()
 
 
 def reshape_and_cache_quant(
@@ -87,8 +87,8 @@ def reshape_and_cache_quant(
     geometry = (k, v, kq_is, vq_is, ks_is, vs_is, slots, dtype, misaligned, kq_at == vq_at, ks_at == vs_at)
     prepared = _launches.get(geometry)
     if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
+        prepared = _prepare(*geometry)
+        _launches.add(geometry, k[3], prepared)
     if check_slots:
         validate.slot_values(slot_mapping, kq_is[0][0] * kq_is[0][1])
     prepared(

@@ -15,7 +15,7 @@ from . import validate
 from .geometry import head_groups, row_groups, vector_groups
 
 _UNIT = 16  # the alignment of pointers that is looked at, in bytes
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+_launches = launch.LaunchCache()
 
 
 def reshape_and_cache(
@@ -84,8 +84,8 @@ def reshape_and_cache(
     geometry = (k, v, kc, vc, slots, alignment, key_cache_at == value_cache_at)
     prepared = _launches.get(geometry)
     if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
+        prepared = _prepare(*geometry)
+        _launches.add(geometry, k[3], prepared)
     if check_slots:
         validate.slot_values(slot_mapping, kc[0][0] * kc[0][1])
     prepared(

@@ -16,6 +16,7 @@ from kvcache_dpex import torch as kv  # noqa: E402
 from kvcache_dpex.ops import write  # noqa: E402
 from kvcache_dpex.runtime.environment import compatibility, devices  # noqa: E402
 from kvcache_dpex.runtime.launch import arrays, exchange, xpu  # noqa: E402
+from kvcache_dpex.runtime.launch.launch import LaunchCache  # noqa: E402
 
 SLOTS = [7, -1, 19, 0, 20, 3]
 
@@ -60,7 +61,7 @@ def streams(monkeypatch):
     found = {0: Stream(new_queue()), 1: Stream(new_queue())}
     monkeypatch.setattr(torch.xpu, "current_stream", found.__getitem__)
     monkeypatch.setattr(xpu, "_adopted", {})
-    monkeypatch.setattr(write, "_launches", {})
+    monkeypatch.setattr(write, "_launches", LaunchCache())
     return found
 
 
@@ -74,7 +75,7 @@ def test_the_write_runs_on_the_queue_of_the_current_stream(streams):
     queue = queue_of(key)
     assert queue == streams[0].queue
     assert queue.sycl_context == streams[0].queue.sycl_context
-    assert [prepared._queue for prepared in write._launches.values()] == [queue]
+    assert [prepared.queue for prepared in write._launches.values()] == [queue]
     assert torch.equal(key_cache[1, 3].as_subclass(torch.Tensor), key[0].as_subclass(torch.Tensor))
     assert streams[0].waits == 0
 
