@@ -11,7 +11,7 @@ from helpers import PlainLaunch, compiled, skip_record_on_gpu
 from kvcache_dpex.ops import dequantize, quantize, write
 from kvcache_dpex.runtime.compile import compiler, store
 from kvcache_dpex.runtime.environment import devices
-from kvcache_dpex.runtime.launch import launch
+from kvcache_dpex.runtime.launch import launch, order
 from quantizing import force_kernel
 
 
@@ -19,6 +19,38 @@ from quantizing import force_kernel
 def queue():
     """The queue of the best device."""
     return devices.queue_for()
+
+
+@pytest.fixture(params=["out of order", "in order", "profiling"])
+def any_queue(request, queue):
+    """The device's usual queue, an in-order one such as torch's streams are, and one that takes times."""
+    import dpctl
+
+    properties = {"in order": "in_order", "profiling": "enable_profiling"}
+    if request.param in properties:
+        return dpctl.SyclQueue(queue.sycl_device, property=properties[request.param])
+    return queue
+
+
+@pytest.fixture
+def asynchronous(monkeypatch, any_queue):
+    """Launches that do not wait, by the kernels of a GPU, as on a GPU."""
+    chosen = write._kernel_of(SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=False)))
+    monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
+    monkeypatch.setattr(write, "_launches", launch.LaunchCache())
+    monkeypatch.setattr(launch, "order_for", order.Asynchronous)
+    yield
+    any_queue.wait()
+
+
+@pytest.fixture(params=["blocking", "asynchronous"])
+def policy(request, monkeypatch, any_queue):
+    """Both ways to order a launch, on every device."""
+    if request.param == "asynchronous":
+        return request.getfixturevalue("asynchronous")
+    monkeypatch.setattr(write, "_launches", launch.LaunchCache())
+    monkeypatch.setattr(launch, "order_for", order.Blocking)
+    return None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,7 +86,7 @@ def runner(request, monkeypatch, queue):
     """Kernels as plain Python, as packaged SPIR-V and, where numba-dpex is installed, compiled now."""
     monkeypatch.setattr(store, "load", LOADERS[request.param])
     for verb in (write, quantize, dequantize):
-        monkeypatch.setattr(verb, "_launches", {})
+        monkeypatch.setattr(verb, "_launches", launch.LaunchCache())
     if request.param == "plain":
         if not queue.sycl_device.is_cpu:
             pytest.skip("plain Python reads the memory of the CPU device only")

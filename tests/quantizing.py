@@ -116,7 +116,7 @@ def force_kernel(monkeypatch, queue, name):
         launched.append(module.name.split("-")[0])
         return real_launch(module, queue, *rest)
 
-    monkeypatch.setattr(quantize, "_launches", {})
+    monkeypatch.setattr(quantize, "_launches", launch.LaunchCache())
     monkeypatch.setattr(quantize, "_in_lanes", choose_lanes)
     monkeypatch.setattr(quantize, "_kernel_of", lambda queue, value_type: LANES[instead(name, value_type)])
     monkeypatch.setattr(quantize, "_whole_rows", choose_rows)

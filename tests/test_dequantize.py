@@ -10,6 +10,7 @@ from kvcache_dpex import dequant_cache, empty_quant_cache, reference, reshape_an
 from kvcache_dpex.layout import slots_of_sequence
 from kvcache_dpex.ops import dequantize
 from kvcache_dpex.runtime.launch import arrays
+from kvcache_dpex.runtime.launch.launch import LaunchCache
 from quantizing import VALUES, check_dequantize, quantize_case, rows_of
 from test_quantize_views import SCALES, name_of
 from test_write_views import BLOCK_SIZE, BLOCKS, CACHES, HEADS
@@ -27,7 +28,7 @@ def decoder(request, monkeypatch):
     """A GPU's kernel, a CPU's, and the general one, which takes every case."""
     if "runner" in request.fixturenames:
         request.getfixturevalue("runner")
-    monkeypatch.setattr(dequantize, "_launches", {})
+    monkeypatch.setattr(dequantize, "_launches", LaunchCache())
     if request.param == "dequantize_any":
         monkeypatch.setattr(dequantize, "_in_runs", lambda *operands: None)
     else:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import Twins, random_bits, sentinel, skip_record_on_gpu
 from kvcache_dpex.ops import geometry, write
+from kvcache_dpex.runtime.launch.launch import LaunchCache
 
 
 @given(
@@ -39,7 +40,7 @@ def test_vector_groups(fast, slow, limit):
 
 def launch_of(queue, monkeypatch, *host):
     """The launch that a write of these arrays makes."""
-    launches = {}
+    launches = LaunchCache()
     monkeypatch.setattr(write, "_launches", launches)
     twins = Twins(queue)
     write.reshape_and_cache(*(twins.view(array) for array in host))
@@ -104,7 +105,7 @@ def test_one_launch_serves_equal_geometries(queue, monkeypatch):
         return prepare(*geometry)
 
     monkeypatch.setattr(write, "_prepare", counted)
-    monkeypatch.setattr(write, "_launches", {})
+    monkeypatch.setattr(write, "_launches", LaunchCache())
     twins = Twins(queue)
     for call in range(200):
         host = random_bits(rng, (2, 3, 2, 8), "float32")

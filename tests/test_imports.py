@@ -36,7 +36,14 @@ ONLY_IN = {
     "numba_dpex": ("runtime/compile/compiler.py",),
     "numba": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
     "llvmlite": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
-    "ctypes": ("runtime/launch/launch.py", "runtime/environment/bundle.py", "runtime/launch/arrays.py"),
+    "ctypes": (
+        "runtime/launch/arguments.py",
+        "runtime/launch/arrays.py",
+        "runtime/launch/interface.py",
+        "runtime/launch/launch.py",
+        "runtime/launch/order.py",
+        "runtime/environment/bundle.py",
+    ),
     "torch": (
         "torch.py",
         "dispatch.py",

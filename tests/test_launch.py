@@ -34,7 +34,7 @@ def any_queue(request, queue):
 @pytest.fixture(params=["as on this device", "without waiting"])
 def waiting(request, monkeypatch, any_queue):
     """Launches that return before the kernel has ended, as on a GPU, also where the device is a CPU."""
-    monkeypatch.setattr(write, "_launches", {})
+    monkeypatch.setattr(write, "_launches", launch.LaunchCache())
     if request.param == "without waiting":
         if not (any_queue.is_in_order or launch._order_manager()):
             pytest.skip("this dpctl cannot order work on an out-of-order queue; every launch waits")
@@ -131,7 +131,7 @@ def test_arguments_are_held_while_the_kernel_runs_and_let_go_later(queue, monkey
 
 def test_threads(queue, monkeypatch):
     """Eight threads, the first call of each at the same time, into one cache and with one mapping each."""
-    monkeypatch.setattr(write, "_launches", {})
+    monkeypatch.setattr(write, "_launches", launch.LaunchCache())
     monkeypatch.setattr(launch, "_built", {})
     store.load.cache_clear()
     rng = np.random.default_rng(4)

@@ -9,6 +9,7 @@ from helpers import SENTINEL, sentinel, to_bytes, to_device
 from kvcache_dpex import reshape_and_cache_quant
 from kvcache_dpex.ops import quantize
 from kvcache_dpex.runtime.launch import arrays
+from kvcache_dpex.runtime.launch.launch import LaunchCache
 
 OUTPUTS = ["kq", "vq", "ks", "vs"]
 DEVICE = "<device>"  # stands for the device's name in the messages below
@@ -205,7 +206,7 @@ def test_too_many_slots_for_the_general_kernel(queue):
 
 def test_heads_too_large_for_a_work_group(arguments, new, queue, monkeypatch):
     """A40: eight values an item are the most."""
-    monkeypatch.setattr(quantize, "_launches", {})
+    monkeypatch.setattr(quantize, "_launches", LaunchCache())
     monkeypatch.setattr(quantize, "group_limit", lambda device: 64)
     for name in ("key", "value", "kq", "vq"):
         arguments[name] = new(*arguments[name].shape[:-1], 513, dtype=arguments[name].dtype)

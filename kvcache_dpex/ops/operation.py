@@ -92,7 +92,7 @@ def using(**changes: Any) -> Iterator[None]:
     kept = {operation: operation.prepared for operation in OPERATIONS.values()}
     settings = before._replace(**changes)
     for operation in kept:
-        operation.prepared = {}
+        operation.prepared = launch.LaunchCache()
     try:
         yield
     finally:
@@ -179,7 +179,7 @@ class Operation:
         self.parameters = _parameters(function)
         self.arrays = tuple(parameter for parameter in self.parameters if parameter.is_array)
         self.options = tuple(parameter for parameter in self.parameters if not parameter.is_array)
-        self.prepared: dict[tuple, Any] = {}
+        self.prepared = launch.LaunchCache()
         self._may_overlap = may_overlap
         self._readers = [(_READERS[array.kind, array.optional], array.name) for array in self.arrays]
         names = [array.name for array in self.arrays]
@@ -268,8 +268,8 @@ class Operation:
     def _remember(self, key: tuple, make: Callable[..., Any]) -> Any:
         """Prepare what calls of one kind share."""
         self._require_hashable(key[1])
-        launch.make_room(self.prepared)
-        found = self.prepared[key] = make(*key)
+        found = make(*key)
+        self.prepared.add(key, Operand(*key[0][0]).queue, found)
         return found
 
     def _with_result(self, given: tuple, read: list, options: tuple) -> tuple:
