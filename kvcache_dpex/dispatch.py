@@ -21,7 +21,8 @@ from torch.autograd.graph import increment_version
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .ops import dequantize, quantize, write  # noqa: F401  (each declares its operation)
-from .ops.operation import OPERATIONS, Operation, Parameter
+from .ops.declaration import Parameter
+from .ops.operation import OPERATIONS, Operation
 from .runtime.launch.arrays import Operand
 from .runtime.launch.tensors import dtype_of
 

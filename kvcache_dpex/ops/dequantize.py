@@ -10,8 +10,10 @@ from ..kernels.dequantize_spread import dequantize_spread
 from ..layout import contiguous_strides
 from ..runtime.launch.arrays import Operand
 from . import validate
+from .calls import Plan, Result
+from .declaration import Array, DType, Written
 from .geometry import head_groups, row_groups
-from .operation import Array, DType, Plan, Result, Written, operation
+from .operation import operation
 
 
 def _check(q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand | None) -> None:

@@ -15,65 +15,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Callable, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Callable, TypeVar
 
-from ..runtime.compile import store
 from ..runtime.launch import arrays, launch
 from ..runtime.launch.arrays import Operand, read, read_output
-from . import validate
-from .overlap import Guard
-
-if TYPE_CHECKING:
-    import dpctl
-
-Array = Annotated[Any, "read"]
-"""A dpnp array, usm_ndarray or torch.Tensor that is read."""
-Written = Annotated[Any, "written"]
-"""An array that is changed in place."""
-DType = Annotated[Any, "ScalarType"]
-"""A dtype or its name."""
+from . import calls, validate
+from .calls import Kind, Plan, Result
+from .declaration import parameters_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Launched = Callable[[tuple[int, ...], Any], None]
-
 OPERATIONS: dict[str, Operation] = {}
 """Every operation by name, in the order of declaration."""
-
-
-class Result(NamedTuple):
-    """What an operation returns: an array of this shape and dtype, new unless `out` is given."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class Plan(NamedTuple):
-    """A kernel for one choice of its types, the values of its numbers, and its index space."""
-
-    kernel: Callable
-    types: dict[str, str]
-    queue: dpctl.SyclQueue
-    scalars: tuple[int, ...]
-    global_size: tuple[int, ...]
-    local_size: tuple[int, ...]
-
-
-def launch_of(plan: Plan) -> Launched:
-    """The launch of a plan, its kernel found or compiled."""
-    module = store.load(plan.kernel, **plan.types)
-    return launch.Launch(module, plan.queue, plan.scalars, plan.global_size, plan.local_size)
-
-
-class Settings(NamedTuple):
-    """What tests and benchmarks may replace; see `using`."""
-
-    launch: Callable[[Plan], Launched] = launch_of
-    variant: str | None = None
-
-
-settings = Settings()
 
 
 @contextmanager
@@ -87,31 +42,17 @@ def using(**changes: Any) -> Iterator[None]:
     variant : str
         The name of a kernel to choose wherever it takes the case.
     """
-    global settings
-    before = settings
+    before = calls.settings
     kept = {operation: operation.prepared for operation in OPERATIONS.values()}
-    settings = before._replace(**changes)
+    calls.settings = before._replace(**changes)
     for operation in kept:
         operation.prepared = launch.LaunchCache()
     try:
         yield
     finally:
-        settings = before
+        calls.settings = before
         for operation, prepared in kept.items():
             operation.prepared = prepared
-
-
-class Parameter(NamedTuple):
-    """One argument of an operation."""
-
-    name: str
-    kind: str  # "read" or "written" for arrays, else the type of an option as torch's schemas name it
-    optional: bool
-    default: Any
-
-    @property
-    def is_array(self) -> bool:
-        return self.kind in ("read", "written")
 
 
 def operation(
@@ -176,11 +117,11 @@ class Operation:
         self.function = function
         self.signature = inspect.signature(function)
         self.check, self.plan, self.result, self.before = check, plan, result, before
-        self.parameters = _parameters(function)
+        self.parameters = parameters_of(function)
         self.arrays = tuple(parameter for parameter in self.parameters if parameter.is_array)
         self.options = tuple(parameter for parameter in self.parameters if not parameter.is_array)
         self.prepared = launch.LaunchCache()
-        self._may_overlap = may_overlap
+        self.may_overlap = may_overlap
         self._readers = [(_READERS[array.kind, array.optional], array.name) for array in self.arrays]
         names = [array.name for array in self.arrays]
         self._aligned = [[names.index(name) for name in group.split()] for group in aligned]
@@ -225,33 +166,30 @@ class Operation:
         if self._out is not None and given[self._out] is None:
             given = self._with_result(given, read, options)
         addresses, fields = zip(*read)
-        key = (fields, options, *self._alignment(addresses))
+        key = fields, options
         try:
-            prepared = self.prepared[key]
+            kind = self.prepared[key]
         except (KeyError, TypeError):
-            prepared = self._remember(key, self._prepare)
-        prepared.guard(addresses)
+            kind = self._remember(key, self._kind)
+        launched = kind[addresses]
         if self.before is not None and options is not self._defaults:
-            self.before(**self._by_name(given, options))
-        prepared.launch(addresses, given)
+            self.before(**self.by_name(given, options))
+        launched(addresses, given)
         return None if self._out is None else given[self._out]
 
-    def _alignment(self, addresses: Sequence[int]) -> list[int]:
-        """For each group of `aligned`, the bits of its addresses below 16."""
-        found = []
-        for group in self._aligned:
-            bits = 0
-            for at in group:
-                bits |= addresses[at]
-            found.append(bits & 15)
-        return found
+    def alignment_of(self, addresses: Sequence[int]) -> tuple[int, ...]:
+        """For each group of `aligned`, the largest power of two, 16 at most, that divides its addresses."""
+        bits = [
+            functools.reduce(operator.or_, (addresses[at] for at in group), 16) for group in self._aligned
+        ]
+        return tuple([each & -each for each in bits])
 
     def validate(self, operands: Sequence[Operand | None], options: tuple) -> None:
         """Raise where the metadata of the arguments shows that they do not fit."""
         for array, operand in zip(self.arrays, operands):
             if array.kind == "written" and operand is not None:
                 validate.distinct(array.name, operand)
-        self.check(**self._by_name(operands, options))
+        self.check(**self.by_name(operands, options))
         out = None if self._out is None else operands[self._out]
         if out is not None:
             validate.result(out, self.result_of(operands, options))
@@ -259,9 +197,9 @@ class Operation:
     def result_of(self, operands: Sequence[Operand | None], options: tuple) -> Result:
         """What the operation returns for these arguments."""
         assert self.result is not None
-        return self.result(**self._by_name(operands, options))
+        return self.result(**self.by_name(operands, options))
 
-    def _by_name(self, given: Sequence[Any], options: tuple) -> dict[str, Any]:
+    def by_name(self, given: Sequence[Any], options: tuple) -> dict[str, Any]:
         values = {array.name: value for array, value in zip(self.arrays, given)}
         return {**values, **{option.name: value for option, value in zip(self.options, options)}}
 
@@ -289,21 +227,14 @@ class Operation:
         self.validate(operands, options)
         return self.result_of(operands, options)
 
-    def _prepare(self, fields: Sequence[Any], options: tuple, *alignment: int) -> Prepared:
+    def _kind(self, fields: Sequence[Any], options: tuple) -> Kind:
         operands = [field and Operand(*field) for field in fields]
         present = {
             array.name: operand for array, operand in zip(self.arrays, operands) if operand is not None
         }
         validate.same_queue(**present)
         self.validate(operands, options)
-        kinds = [array.kind for array in self.arrays]
-        plan = self.plan(
-            **self._by_name(operands, options), alignment=[low & -low or 16 for low in alignment]
-        )
-        if plan is None:
-            return Prepared(Guard.of_nothing(), launch.nothing)
-        guard = Guard([array.name for array in self.arrays], kinds, operands, self._may_overlap)
-        return Prepared(guard, settings.launch(plan))
+        return Kind(self, operands, options)
 
     def _require_hashable(self, options: tuple) -> None:
         for option, value in zip(self.options, options):
@@ -311,13 +242,6 @@ class Operation:
                 hash(value)
             except TypeError:
                 raise TypeError(f"`{option.name}` must be of type {option.kind}, got {value!r}") from None
-
-
-class Prepared(NamedTuple):
-    """The launch for calls of one kind, and the check of their addresses."""
-
-    guard: Callable[[tuple[int, ...]], None]
-    launch: Launched
 
 
 def _optional(reader: Callable) -> Callable:
@@ -330,14 +254,3 @@ _READERS = {
     ("read", True): _optional(read),
     ("written", True): _optional(read_output),
 }
-
-
-def _parameters(function: Callable) -> tuple[Parameter, ...]:
-    """The parameters of a declaration, with the kinds that its annotations name."""
-    hints = get_type_hints(function, include_extras=True)
-    found = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        optional = parameter.default is not inspect.Parameter.empty
-        (kind,) = getattr(hints[name], "__metadata__", (str(getattr(hints[name], "__name__", "")),))
-        found.append(Parameter(name, kind, optional, parameter.default if optional else None))
-    return tuple(found)

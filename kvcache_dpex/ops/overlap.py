@@ -20,7 +20,7 @@ class _Range(NamedTuple):
 class Guard:
     """Checks the addresses of one kind of call, whose shapes and strides are known.
 
-    Strides are compared only where ranges meet, and addresses that passed are remembered.
+    Ranges are compared first, strides only where ranges meet.
     """
 
     def __init__(
@@ -49,17 +49,9 @@ class Guard:
                 else:
                     others.append(other)
             self._pairs.append((own, others))
-        self._passed: set[tuple[int, ...]] = set()
 
-    @classmethod
-    def of_nothing(cls) -> Guard:
-        """A guard of a call that writes nothing."""
-        return cls((), (), (), ())
-
-    def __call__(self, addresses: tuple[int, ...]) -> None:
+    def require_disjoint(self, addresses: Sequence[int]) -> None:
         """Raise ValueError where the arrays at these addresses overlap."""
-        if addresses in self._passed:
-            return
         for first, second in self._distinct:
             if addresses[first] == addresses[second]:
                 raise ValueError(f"`{self._names[second]}` must not be the memory of `{self._names[first]}`")
@@ -68,12 +60,9 @@ class Guard:
             for other, other_low, other_high in others:
                 place = addresses[other]
                 if place + other_low < end and start < place + other_high:
-                    self._require_disjoint(at, other, place - addresses[at])
-        if len(self._passed) >= 1024:
-            self._passed.clear()
-        self._passed.add(addresses)
+                    self._require_apart(at, other, place - addresses[at])
 
-    def _require_disjoint(self, written: int, other: int, distance: int) -> None:
+    def _require_apart(self, written: int, other: int, distance: int) -> None:
         if not are_disjoint(self._spans[written], self._spans[other], distance):
             raise ValueError(
                 f"`{self._names[written]}` is written, so it must not share memory with "

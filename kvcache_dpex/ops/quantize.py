@@ -11,8 +11,10 @@ from ..kernels.quantize_spread import quantize_spread
 from ..layout import uniform_slot_stride
 from ..runtime.launch.arrays import Operand
 from . import validate
+from .calls import Plan
+from .declaration import Array, DType, Written
 from .geometry import CPU_VECTOR, group_limit, lane_groups, round_up
-from .operation import Array, DType, Plan, Written, operation
+from .operation import operation
 
 MAX_LANES = 32
 

@@ -10,8 +10,10 @@ from ..kernels.scatter_words import scatter_words
 from ..layout import uniform_slot_stride
 from ..runtime.launch.arrays import Operand
 from . import validate
+from .calls import Plan
+from .declaration import Array, Written
 from .geometry import head_groups, row_groups, vector_groups
-from .operation import Array, Plan, Written, operation
+from .operation import operation
 
 _UNIT = 16  # the alignment of pointers that is looked at, in bytes
 
