@@ -142,19 +142,20 @@ def _apart(first: Span, second: Span, distance: int, period: int) -> bool:
     return length <= gap and gap + other_length <= period
 
 
-def cache_shape(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
-) -> tuple[int, int, int, int]:
-    """Shape of a cache; raises where a size is no whole number or is out of range.
+def cache_shapes(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, value_head_size: int | None = None
+) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    """Shapes of a key cache and a value cache; raises where a size is no whole number or is out of range.
 
-    >>> cache_shape(256, 16, 8, 128)
-    (256, 16, 8, 128)
+    >>> cache_shapes(256, 16, 8, 192, value_head_size=128)
+    ((256, 16, 8, 192), (256, 16, 8, 128))
     """
     sizes = {
         "num_blocks": num_blocks,
         "block_size": block_size,
         "num_kv_heads": num_kv_heads,
         "head_size": head_size,
+        "value_head_size": head_size if value_head_size is None else value_head_size,
     }
     for name, size in sizes.items():
         if isinstance(size, bool) or not hasattr(size, "__index__"):
@@ -162,5 +163,6 @@ def cache_shape(
         least = 0 if name == "num_blocks" else 1
         if size < least:
             raise ValueError(f"`{name}` must be >= {least}, got {size}")
-    num_blocks, block_size, num_kv_heads, head_size = (int(size) for size in sizes.values())
-    return num_blocks, block_size, num_kv_heads, head_size
+    *shared, of_keys, of_values = (int(size) for size in sizes.values())
+    num_blocks, block_size, num_kv_heads = shared
+    return (num_blocks, block_size, num_kv_heads, of_keys), (num_blocks, block_size, num_kv_heads, of_values)

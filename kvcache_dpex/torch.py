@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import dispatch
-from .layout import cache_shape
+from .layout import cache_shapes
 from .ops import dequantize, quantize, write
 from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
@@ -64,8 +64,7 @@ def empty_cache(
     >>> key_cache.shape
     torch.Size([256, 16, 8, 128])
     """
-    sizes = (head_size, head_size if value_head_size is None else value_head_size)
-    shapes = [cache_shape(num_blocks, block_size, num_kv_heads, size) for size in sizes]
+    shapes = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
     key_cache, value_cache = (_zeros(shape, dtype_of(dtype), device) for shape in shapes)
     return key_cache, value_cache
 

@@ -135,5 +135,3 @@ def test_arguments_live_until_the_kernel_has_ended(any_queue, policy):
     wanted = np.arange(1, 301, dtype="float32")[:, None, None, None]
     np.testing.assert_array_equal(arrays.to_numpy(key_cache), np.broadcast_to(wanted, key_cache.shape))
     np.testing.assert_array_equal(arrays.to_numpy(value_cache), np.broadcast_to(-wanted, value_cache.shape))
-
-

@@ -1,5 +1,6 @@
 """Threads that call at the same time."""
 
+
 def test_threads(queue, monkeypatch):
     """Eight threads, the first call of each at the same time, into one cache and with one mapping each."""
     monkeypatch.setattr(write, "_launches", launch.LaunchCache())
@@ -49,5 +50,3 @@ def test_threads_that_write_one_slot(queue):
         assert set(found[1, 1].ravel()) <= set(range(1, 9))
         found[1, 1] = 0
         assert not to_bytes(found).any()
-
-
