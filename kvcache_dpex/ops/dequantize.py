@@ -8,13 +8,13 @@ from ..kernels.dequantize import dequantize
 from ..kernels.dequantize_any import dequantize_any
 from ..kernels.dequantize_spread import dequantize_spread
 from ..layout import contiguous_strides
-from ..runtime.compile import store
+from ..runtime.compile import edits, store
 from ..runtime.launch import arrays, launch
 from ..runtime.launch.arrays import Operand, read, read_output
 from . import validate
 from .geometry import head_groups, row_groups
 
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = edits.cache()
 
 
 def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, blocks: Any = None) -> Any:

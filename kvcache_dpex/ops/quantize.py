@@ -9,7 +9,7 @@ from ..kernels.quantize_lanes import quantize_lanes
 from ..kernels.quantize_rows import quantize_rows
 from ..kernels.quantize_spread import quantize_spread
 from ..layout import uniform_slot_stride
-from ..runtime.compile import store
+from ..runtime.compile import edits, store
 from ..runtime.launch import launch
 from ..runtime.launch.arrays import Operand, read, read_output
 from . import validate
@@ -17,7 +17,7 @@ from .geometry import CPU_VECTOR, group_limit, lane_groups, round_up
 
 MAX_LANES = 32
 
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = edits.cache()
 
 
 def reshape_and_cache_quant(

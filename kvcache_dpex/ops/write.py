@@ -8,14 +8,14 @@ from ..kernels.scatter import scatter
 from ..kernels.scatter_strided import scatter_strided
 from ..kernels.scatter_words import scatter_words
 from ..layout import uniform_slot_stride
-from ..runtime.compile import store
+from ..runtime.compile import edits, store
 from ..runtime.launch import launch
 from ..runtime.launch.arrays import Operand, read, read_output
 from . import validate
 from .geometry import head_groups, row_groups, vector_groups
 
 _UNIT = 16  # the alignment of pointers that is looked at, in bytes
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = edits.cache()
 
 
 def reshape_and_cache(
