@@ -1,15 +1,17 @@
 """Remembers each kernel file as it was imported, and empties caches when a module is imported again.
 
 Python runs the code that it imported; an edit takes effect when the module is imported again: in the
-next process, by ``importlib.reload`` or under Jupyter's ``%autoreload 2``. A kernel's identity is a
-hash over the text of the code that runs, so the text is read together with the import, and a file
-that differs from it by now is noticed (`is_edited`).
+next process, by ``importlib.reload`` or, in Jupyter, in the next cell, for which edited kernels are
+reloaded here. A kernel's identity is a hash over the text of the code that runs, so the text is read
+together with the import, and a file that differs from it by now is noticed (`is_edited`).
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from types import FunctionType, ModuleType
 from typing import Any
@@ -84,10 +86,28 @@ def file(part: Any) -> str:
 
 
 def _before_cell(*_: object) -> None:
-    """Without %autoreload, the next call must not use a launch of a kernel whose file was edited."""
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_KERNELS)]
-    if any(is_edited(module) for module in modules):
+    """Reload the kernel files if one was edited, whether or not %autoreload is on.
+
+    All of them, each after those that it imports: %autoreload may have patched some functions in place.
+    """
+    modules = {name: each for name, each in list(sys.modules.items()) if name.startswith(_KERNELS)}
+    if any(is_edited(module) for module in modules.values()):
+        from graphlib import TopologicalSorter
+
         forget()
+        imports = {name: _imports(module) & modules.keys() for name, module in modules.items()}
+        for name in TopologicalSorter(imports).static_order():
+            importlib.reload(modules[name])
+
+
+def _imports(module: ModuleType) -> set[str]:
+    """Names of whatever a file imports relatively; some may be those of functions."""
+    found = set()
+    for node in ast.walk(ast.parse(_text_now(module), file(module))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__)
+            found |= {base, *(f"{base}.{each.name}" for each in node.names)}
+    return found
 
 
 def _text_now(part: Any) -> str:

@@ -96,11 +96,13 @@ def compile_kernel(python: str, function: Callable, wanted: Signature) -> bytes:
 
 def serve() -> None:
     """In the other Python: compile what standard input asks for, to standard output."""
-    from . import store
+    from . import compiler, store
 
     output = os.dup(1)
     os.dup2(2, 1)  # whatever else is printed must not get between the bytes
     request = json.load(sys.stdin)
+    if not compiler.available():
+        raise ImportError(f"numba-dpex is not installed there: {REMEDY}")
     wanted = store.Signature(*request["wanted"])
     wanted = wanted._replace(arguments=tuple(wanted.arguments))
     function = getattr(_import(request["module"]), request["function"])

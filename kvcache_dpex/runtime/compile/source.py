@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import sys
 from types import FunctionType, ModuleType
@@ -51,7 +53,7 @@ def require_current(function: Callable) -> None:
         if edits.is_edited(part):
             raise RuntimeError(
                 f"{edits.file(part)} was edited after it was imported: restart Python, or import it again "
-                "with importlib.reload or, in Jupyter, %autoreload 2"
+                "with importlib.reload"
             )
         if isinstance(part, FunctionType) and _is_replaced(part):
             raise RuntimeError(
@@ -87,10 +89,19 @@ def _is_replaced(function: FunctionType) -> bool:
 
 def _block(function: Any) -> str:
     """The lines of a function in its file as it was imported."""
-    lines = edits.text(function).splitlines(keepends=True)[function.__code__.co_firstlineno - 1 :]
-    if not lines:
+    text, line = edits.text(function), function.__code__.co_firstlineno
+    if not text:
         raise OSError(f"the source of {function.__name__} is not there")
-    return "".join(inspect.getblock(lines))
+    named = [node for node in _functions(text, edits.file(function)) if node.name == function.__name__]
+    if not named:
+        raise RuntimeError(f"{edits.file(function)} does not define {function.__name__}")
+    nearest = min(named, key=lambda node: abs(node.lineno - line))
+    return "\n".join(text.splitlines()[nearest.lineno - 1 : nearest.end_lineno])
+
+
+@functools.cache
+def _functions(text: str, file: str) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(ast.parse(text, file)) if isinstance(node, ast.FunctionDef)]
 
 
 def _uses(function: Callable) -> list[tuple[str, Any]]:
