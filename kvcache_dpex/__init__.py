@@ -7,6 +7,7 @@ package. Import it before dpctl or dpnp: it then finds their libraries by itself
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .runtime.compile import edits
 from .runtime.environment import libraries
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 libraries.watch_imports()
+edits.watch()
 
 
 def __getattr__(name: str) -> Any:

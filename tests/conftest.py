@@ -9,7 +9,7 @@ import pytest
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from helpers import PlainLaunch, compiled, skip_record_on_gpu
 from kvcache_dpex.ops import dequantize, quantize, write
-from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.runtime.compile import compiler, elsewhere, store
 from kvcache_dpex.runtime.environment import devices
 from kvcache_dpex.runtime.launch import launch, order
 from quantizing import force_kernel
@@ -60,6 +60,7 @@ def own_cache_folder(tmp_path_factory):
         tools = os.environ.get("KVCACHE_DPEX_IGC") or str(store.cache_folder() / "igc")
         patch.setenv("KVCACHE_DPEX_IGC", tools)
         patch.setenv("KVCACHE_DPEX_CACHE", str(tmp_path_factory.mktemp("modules")))
+        patch.delenv(elsewhere.VARIABLE, raising=False)
         yield
 
 

@@ -17,7 +17,7 @@ from kvcache_dpex import empty_cache, reference, reshape_and_cache
 from kvcache_dpex.kernels.scatter import scatter
 from kvcache_dpex.kernels.scatter_words import scatter_words
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime.compile import spirv, store
+from kvcache_dpex.runtime.compile import edits, spirv, store
 from kvcache_dpex.runtime.launch import arrays, launch
 
 
@@ -133,7 +133,7 @@ def test_threads(queue, monkeypatch):
     """Eight threads, the first call of each at the same time, into one cache and with one mapping each."""
     monkeypatch.setattr(write, "_launches", launch.LaunchCache())
     monkeypatch.setattr(launch, "_built", {})
-    store.load.cache_clear()
+    edits.forget()
     rng = np.random.default_rng(4)
     rounds, workers, tokens = 40, 8, 5
     blocks = workers * tokens // 4

@@ -1,14 +1,18 @@
-"""List the kernels and where their SPIR-V comes from, or compile them into the package."""
+"""List the kernels and where their SPIR-V comes from, compile them, or install a compiler."""
 
 from __future__ import annotations
 
 import argparse
 
-from ..runtime.compile import spirv, store
+from ..runtime.compile import elsewhere, spirv, store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "build"), help="build needs numba-dpex")
+    parser.add_argument(
+        "action",
+        choices=("list", "build", "compiler"),
+        help="build needs numba-dpex; compiler installs it into the cache folder (3 GB, some minutes)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -18,6 +22,9 @@ def run(options: argparse.Namespace) -> int:
     from rich.progress import track
     from rich.table import Table
 
+    if options.action == "compiler":
+        print(f"kernels are now compiled by {elsewhere.install()}")
+        return 0
     if options.action == "build":
         store.build_package(track)
     table = Table("kernel", "bytes", "from", "capabilities", title="SPIR-V modules")

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, TypeVar
 
+from ..runtime.compile import edits
 from ..runtime.launch import arrays, launch
 from ..runtime.launch.arrays import Operand, read, read_output
 from . import calls, validate
@@ -46,7 +47,7 @@ def using(**changes: Any) -> Iterator[None]:
     kept = {operation: operation.prepared for operation in OPERATIONS.values()}
     calls.settings = before._replace(**changes)
     for operation in kept:
-        operation.prepared = launch.LaunchCache()
+        operation.forget()
     try:
         yield
     finally:
@@ -89,6 +90,7 @@ def operation(
     def declare(function: Function) -> Function:
         declared = Operation(function, check, plan, result, aligned, may_overlap, before)
         OPERATIONS[declared.name] = declared
+        edits.on_edit(declared.forget)
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -134,6 +136,10 @@ class Operation:
         self._defaults = tuple(option.default for option in self.options)
         self._optional = {each.name: each.default for each in self.parameters if each.optional}
         self._names = {each.name for each in self.parameters}
+
+    def forget(self) -> None:
+        """Prepare every call anew, as after an edit of a kernel."""
+        self.prepared = launch.LaunchCache()
 
     def __repr__(self) -> str:
         return f"<operation {self.name}{self.signature}>"

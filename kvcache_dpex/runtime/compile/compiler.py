@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from . import spirv
 
 VERSION = "numba-dpex 0.23.0"
+# numba-dpex's defaults of what reaches a kernel.
+_DPEX_SETTINGS = {
+    "DEBUG": 0,
+    "DEBUGINFO_DEFAULT": 0,
+    "DPEX_OPT": 2,
+    "DUMP_KERNEL_LLVM": 0,
+    "INLINE_THRESHOLD": 2,
+    "SAVE_IR_FILES": 0,
+}
 
 
 def available() -> bool:
@@ -21,9 +32,13 @@ def available() -> bool:
 
 @functools.cache
 def fingerprint() -> str:
-    """What changes the SPIR-V of an unchanged kernel: the compiler's version, this file and `lowering`."""
-    here = Path(__file__)
-    return VERSION + here.read_text() + here.with_name("lowering.py").read_text()
+    """What changes the SPIR-V of an unchanged kernel: the compiler's version, this file and `lowering`.
+
+    Raises OSError where the package comes without its source.
+    """
+    read: Any = __spec__.loader
+    files = (Path(__file__).with_name(name) for name in ("compiler.py", "lowering.py"))
+    return VERSION + "".join(read.get_data(str(file)).decode() for file in files)
 
 
 def compile_kernel(
@@ -41,8 +56,10 @@ def compile_kernel(
 
     The module has one entry point, named `entry`, and takes exactly these arguments: a pointer is
     one argument, not the five of a numba-dpex array. With `in_record` it takes one, the address of a
-    record in memory of them all.
+    record in memory of them all. No setting of numba or numba-dpex changes the result.
     """
+    if fingerprint() != fingerprint.__wrapped__():
+        raise RuntimeError("the compiler of kvcache_dpex was edited after it was imported: restart Python")
     numba_dpex = _prepare()
     from numba.core import types
     from numba.core.compiler_lock import global_compiler_lock
@@ -58,8 +75,8 @@ def compile_kernel(
     kinds = tuple(lowering.numba_type(argument) for argument in arguments)
     if in_record:
         function, kinds = lowering.in_record(function, kinds)
-    dispatcher = numba_dpex.kernel(function)
-    with global_compiler_lock:
+    with global_compiler_lock, _own_settings():
+        dispatcher = numba_dpex.kernel(function)
         result = dispatcher._compiler.compile((index, *kinds), types.void)
         module = _clean(str(result.library.final_module), result.kernel_device_ir_module.kernel_name, entry)
         result.target_context.extra_compile_options[_llvm_spirv_options()] = [
@@ -88,6 +105,29 @@ def _prepare():
     from numba.cpython import builtins, numbers, rangeobj, tupleobj  # noqa: F401
 
     return numba_dpex
+
+
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Compile with the defaults of numba and numba-dpex, whatever the environment or the user has set.
+
+    The identity of a module knows nothing of these settings: debug information, optimization and others.
+    """
+    from numba.core import config
+    from numba_dpex.core import config as dpex_config
+
+    config.reload_config()  # now, since it would undo what follows if the environment had changed
+    saved = [
+        (each, {name: vars(each)[name] for name in vars(each) if name.isupper()})
+        for each in (config, dpex_config)
+    ]
+    try:
+        config._env_reloader.process_environ({"NUMBA_NUM_THREADS": config.NUMBA_NUM_THREADS})
+        vars(dpex_config).update(_DPEX_SETTINGS)
+        yield
+    finally:
+        for each, values in saved:
+            vars(each).update(values)
 
 
 def _llvm_spirv_options() -> int:
