@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from kvcache_dpex.blocks import BlockPool, OutOfBlocks
 
 TOKENS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["", "", "", "image"])), max_size=9)
-QUICK = settings(max_examples=60, stateful_step_count=40, deadline=None)
+QUICK = settings(max_examples=100, stateful_step_count=40, deadline=None)
 LONG = settings(
     max_examples=125, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
 )
@@ -48,9 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def holders(self):
         """How many sequences hold each block."""
-        return Counter(
-            block for name in self.tokens for block in self.pool.block_table(name) if block >= 0
-        )
+        return Counter(block for name in self.tokens for block in self.pool.block_table(name) if block >= 0)
 
     def first_needed(self, length):
         return max(0, length - self.window + 1) // self.size if self.window else 0
@@ -59,10 +57,12 @@ class PoolMachine(RuleBasedStateMachine):
         return [tuple(tokens[: (block + 1) * self.size]) for block in range(stop)]
 
     def expected_prefix(self, tokens):
-        """The longest whole number of blocks that are found, but for those before the window."""
-        found = [prefix in self.findable for prefix in self.prefixes(tokens, (len(tokens) - 1) // self.size)]
-        lengths = [n for n in range(len(found) + 1) if all(found[self.first_needed(n * self.size) : n])]
-        return max(lengths, default=0) if self.window else lengths[-1] if lengths else 0
+        """The longest whole number of blocks that are found, the last one and those in its window."""
+        found = [
+            prefix in self.findable for prefix in self.prefixes(tokens, max(0, len(tokens) - 1) // self.size)
+        ]
+        first = [min(self.first_needed(n * self.size), n - 1) for n in range(1, len(found) + 1)]
+        return max((n for n, start in enumerate(first, 1) if all(found[start:n])), default=0)
 
     def hand_out(self, blocks):
         """Blocks that were free are handed out: what was found there no longer is."""
@@ -86,14 +86,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     # The calls.
 
-    @rule(tokens=TOKENS)
-    def allocate(self, tokens):
+    @rule(data=st.data())
+    def allocate(self, data):
+        """Often a prompt that starts with what was committed before."""
+        tokens = [*data.draw(st.sampled_from([(), *sorted(self.findable)])), *data.draw(TOKENS)]
         name = next(self.names)
         ids, keys = arguments(tokens)
         held = self.holders()
         prefix = self.expected_prefix(tokens)
         shared = {
-            self.findable[each] for each in self.prefixes(tokens, prefix)[self.first_needed(prefix * self.size) :]
+            self.findable[each]
+            for each in self.prefixes(tokens, prefix)[self.first_needed(prefix * self.size) :]
         }
         needed = -(-len(tokens) // self.size) - prefix
         free = self.num_blocks - len(held.keys() | shared)
@@ -147,7 +150,9 @@ class PoolMachine(RuleBasedStateMachine):
             self.refuses(call, needed, free)
             return
         pairs = call()
-        assert pairs == [(last, self.pool.block_table(name)[len(tables[name]) - 1]) for name, last in expected]
+        assert pairs == [
+            (last, self.pool.block_table(name)[len(tables[name]) - 1]) for name, last in expected
+        ]
         for source, target in pairs:
             for offset in range(self.size):
                 row = self.memory.get(source * self.size + offset)

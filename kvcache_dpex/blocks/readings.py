@@ -8,6 +8,7 @@ from typing import Any
 from ..layout import slots_of_sequence, whole_number
 from .inventory import Inventory, PoolStats
 from .sequence import SequenceState
+from .tiles import plural
 
 
 class PoolReadings:
@@ -65,8 +66,9 @@ class PoolReadings:
 
     def __repr__(self) -> str:
         found = self.stats()
+        users = plural(found.sequences, "sequence")
         return (
-            f"<BlockPool: {found.used} of {found.num_blocks} blocks used by {found.sequences} sequences, "
+            f"<BlockPool: {found.used} of {found.num_blocks} blocks used by {users}, "
             f"{found.cached} cached, {found.unused} unused, block_size {self.block_size}>"
         )
 
