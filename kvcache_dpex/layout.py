@@ -8,6 +8,7 @@ A cache is ``[num_blocks, block_size, num_kv_heads, head_size]`` (NHD). Slot ``s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import NamedTuple
 
 
@@ -32,10 +33,13 @@ def block_and_offset(slot: int, block_size: int) -> tuple[int, int]:
 def slots_of_sequence(block_table: Sequence[int], start: int, stop: int, block_size: int) -> list[int]:
     """Slots of the tokens ``start <= position < stop`` of a sequence whose blocks are listed in order.
 
-    Entries may be integers of any width, such as a row of an int32 table; slots are Python integers.
+    Entries of `block_table` may be integers of any width; slots are Python integers. A negative entry is a block
+    that is no longer kept: its tokens have slot -1.
 
     >>> slots_of_sequence([7, 2], start=14, stop=18, block_size=16)
     [126, 127, 32, 33]
+    >>> slots_of_sequence([-1, 2], start=14, stop=18, block_size=16)
+    [-1, -1, 32, 33]
     """
     if not 0 <= start <= stop:
         raise ValueError(f"`start` and `stop` must be positions 0 <= start <= stop, got {start} and {stop}")
@@ -44,10 +48,15 @@ def slots_of_sequence(block_table: Sequence[int], start: int, stop: int, block_s
             f"`block_table` holds {len(block_table)} blocks of {block_size}, so `stop` must be "
             f"<= {len(block_table) * block_size}, got {stop}; append a block to the table first"
         )
-    return [
-        slot_of(int(block_table[position // block_size]), position % block_size, block_size)
-        for position in range(start, stop)
-    ]
+    slots: list[int] = []
+    while start < stop:
+        position, offset = divmod(start, block_size)
+        block = int(block_table[position])  # an int32 entry would overflow
+        count = min(block_size - offset, stop - start)
+        first = slot_of(block, offset, block_size)
+        slots.extend(range(first, first + count) if block >= 0 else [-1] * count)
+        start += count
+    return slots
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -157,12 +166,22 @@ def cache_shapes(
         "head_size": head_size,
         "value_head_size": head_size if value_head_size is None else value_head_size,
     }
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"`{name}` must be an int, got {type(size).__name__}")
-        least = 0 if name == "num_blocks" else 1
-        if size < least:
-            raise ValueError(f"`{name}` must be >= {least}, got {size}")
-    *shared, of_keys, of_values = (int(size) for size in sizes.values())
+    *shared, of_keys, of_values = (
+        whole_number(name, size, least=0 if name == "num_blocks" else 1) for name, size in sizes.items()
+    )
     num_blocks, block_size, num_kv_heads = shared
     return (num_blocks, block_size, num_kv_heads, of_keys), (num_blocks, block_size, num_kv_heads, of_values)
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """The argument `name` as an int; raises unless it is an integer of any type, but bool, and >= `least`.
+
+    >>> whole_number("block_size", 16, least=1)
+    16
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"`{name}` must be an int, got {type(value).__name__}")
+    number = index(value)
+    if number < least:
+        raise ValueError(f"`{name}` must be >= {least}, got {number}")
+    return number
