@@ -95,7 +95,10 @@ def test_libraries_are_found_by_the_records(tmp_path, place):
 
 def test_an_overlay_over_another_environment(tmp_path):
     """nvmath-python #62: packages in one folder of sys.path, and the libraries that they need in another."""
-    overlay, base = tmp_path / "overlay/lib/python3/site-packages", tmp_path / "base/lib/python3/site-packages"
+    overlay, base = (
+        tmp_path / "overlay/lib/python3/site-packages",
+        tmp_path / "base/lib/python3/site-packages",
+    )
     link_packages(overlay)
     link_libraries(tmp_path / "base/lib")
     for owner in OWNERS:
