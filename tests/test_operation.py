@@ -122,7 +122,8 @@ def test_alignment_is_part_of_the_kind(queue, rng, plans, offset):
         caches = [sentinel((5, 4, 2, 16), "int8") for _ in range(2)]
         check_write(queue, key, value, *caches, np.array([7, -1, 0]))
     assert len(plans) == 2
-    assert plans[0].kernel is not plans[1].kernel or plans[0].types != plans[1].types
+    if offset < 8:  # the words of a CPU's kernel have eight bytes
+        assert plans[0].kernel is not plans[1].kernel
 
 
 def test_results_of_several_dtypes_in_turn(queue, rng):
