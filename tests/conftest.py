@@ -2,13 +2,12 @@
 
 import functools
 import os
-from types import SimpleNamespace
 
 import pytest
 
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from helpers import PlainLaunch, compiled, skip_record_on_gpu
-from kvcache_dpex.ops import dequantize, quantize, write
+from kvcache_dpex.ops import dequantize, plan, quantize, write
 from kvcache_dpex.runtime.compile import compiler, store
 from kvcache_dpex.runtime.environment import devices
 from kvcache_dpex.runtime.launch import launch
@@ -64,19 +63,21 @@ def runner(request, monkeypatch, queue):
     return request.param
 
 
-@pytest.fixture(params=["scatter_words", "scatter"])
+@pytest.fixture(params=["scatter_cpu", "scatter_gpu"])
 def whole_rows(request, runner, monkeypatch, queue):
     """Write whole rows with the CPU's kernel and with the GPU's, by each runner."""
     skip_record_on_gpu(request.param, queue)
-    device = SimpleNamespace(is_cpu=request.param == "scatter_words")
-    chosen = write._kernel_of(SimpleNamespace(sycl_device=device))
-    monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
-    return request.param
+    with plan.prefer(request.param):
+        yield request.param
 
 
-@pytest.fixture(params=["quantize_rows", "quantize_lanes", "quantize_spread", "quantize_any"])
+@pytest.fixture(params=["quantize_strided", "quantize_gpu", "quantize_cpu", "any"])
 def kernel(request, monkeypatch, queue):
-    """Quantize with one kernel, on every device; the names of those that were launched."""
+    """Quantize with one kernel, on every device; the names of those that were launched.
+
+    "any" is `quantize_strided` for rows of any stride, also where they are contiguous.
+    """
     if "runner" in request.fixturenames:
         request.getfixturevalue("runner")
-    return force_kernel(monkeypatch, queue, request.param)
+    with force_kernel(monkeypatch, queue, request.param) as launched:
+        yield launched

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Twins, random_bits, sentinel, skip_record_on_gpu
-from kvcache_dpex.ops import geometry, write
+from kvcache_dpex.ops import groups, plan, write
 
 
 @given(
@@ -20,7 +20,7 @@ from kvcache_dpex.ops import geometry, write
 def test_row_groups(fast, slow, limit, is_cpu):
     """A40: whole work-groups within the device's limit that cover every item and little more."""
     device = SimpleNamespace(is_cpu=is_cpu, max_work_group_size=limit)
-    items, local = geometry.row_groups(SimpleNamespace(sycl_device=device), fast, slow)
+    items, local = groups.row_groups(SimpleNamespace(sycl_device=device), fast, slow)
     assert local[0] * local[1] <= limit
     for size, group, wanted in zip(items, local, (fast, slow)):
         assert size % group == 0
@@ -30,9 +30,9 @@ def test_row_groups(fast, slow, limit, is_cpu):
 @given(fast=st.integers(1, 20000), slow=st.integers(1, 70000), limit=st.sampled_from([1, 8, 64, 500, 8192]))
 def test_vector_groups(fast, slow, limit):
     device = SimpleNamespace(is_cpu=True, max_work_group_size=limit)
-    items, local = geometry.vector_groups(SimpleNamespace(sycl_device=device), fast, slow)
+    items, local = groups.vector_groups(SimpleNamespace(sycl_device=device), fast, slow)
     assert local[0] * local[1] <= limit
-    assert items[0] == local[0] <= min(fast, geometry.CPU_VECTOR)
+    assert items[0] == local[0] <= min(fast, groups.CPU_VECTOR)
     assert items[1] % local[1] == 0
     assert slow <= items[1] < slow + local[1]
 
@@ -64,11 +64,11 @@ def separate(size, dtype="float16"):
 @pytest.mark.parametrize(
     ("make", "size", "dtype", "on_cpu", "on_gpu"),
     [
-        (separate, 64, "float16", "scatter_words", "scatter"),
-        (separate, 4, "float16", "scatter_words", "scatter"),
-        (separate, 8, "int8", "scatter_words", "scatter"),
-        (separate, 3, "float32", "scatter_words", "scatter_strided-uint64"),
-        (separate, 4, "int8", "scatter_words", "scatter_strided-uint64"),
+        (separate, 64, "float16", "scatter_cpu", "scatter_gpu"),
+        (separate, 4, "float16", "scatter_cpu", "scatter_gpu"),
+        (separate, 8, "int8", "scatter_cpu", "scatter_gpu"),
+        (separate, 3, "float32", "scatter_cpu", "scatter_strided-uint64"),
+        (separate, 4, "int8", "scatter_cpu", "scatter_strided-uint64"),
         (separate, 3, "float16", "scatter_strided-uint32", "scatter_strided-uint32"),
         (separate, 3, "int8", "scatter_strided-uint16", "scatter_strided-uint16"),
         (packed, 64, "float16", "scatter_strided-uint64", "scatter_strided-uint64"),
@@ -85,11 +85,10 @@ def test_widest_word(queue, monkeypatch, kind, make, size, dtype, on_cpu, on_gpu
     """A plain cache takes the device's fast kernel; others the widest word that sizes and strides allow."""
     kernel = on_cpu if kind == "CPU" else on_gpu
     skip_record_on_gpu(kernel.split("-")[0], queue)
-    chosen = write._kernel_of(SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=kind == "CPU")))
-    monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
     rng = np.random.default_rng(0)
     rows = random_bits(rng, (3, 2, size), dtype), random_bits(rng, (3, 2, size), dtype)
-    launch = launch_of(queue, monkeypatch, *rows, *make(size, dtype), np.arange(3))
+    with plan.prefer(f"scatter_{kind.lower()}"):
+        launch = launch_of(queue, monkeypatch, *rows, *make(size, dtype), np.arange(3))
     assert repr(launch).startswith(f"<launch of {kernel}-int64, global [")
 
 

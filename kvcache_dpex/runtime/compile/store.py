@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from . import compiler, source, spirv
+from . import compiler, parameters, source, spirv
 
 _PACKAGE = Path(__file__).parents[2]
 _KERNELS = _PACKAGE / "kernels"
@@ -36,7 +36,8 @@ class Module(NamedTuple):
 
     name: str
     identity: str
-    arguments: tuple[str, ...]
+    parameters: tuple[str, ...]  # of the Python function
+    arguments: tuple[str, ...]  # of the entry point
     index_space: str
     in_record: bool
     binary: bytes
@@ -54,7 +55,8 @@ class Signature(NamedTuple):
 
     name: str
     identity: str
-    arguments: tuple[str, ...]
+    parameters: tuple[str, ...]  # of the Python function
+    arguments: tuple[str, ...]  # of the entry point
     index_space: str
     in_record: bool
 
@@ -77,9 +79,9 @@ def load(function: Callable, **types: str) -> Module:
 
     Examples
     --------
-    >>> from kvcache_dpex.kernels.scatter import scatter
-    >>> load(scatter, slot="int64").name
-    'scatter-int64'
+    >>> from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
+    >>> load(scatter_gpu, slot="int64").name
+    'scatter_gpu-int64'
     """
     source.require_current(function)
     wanted = signature(function, **types)
@@ -100,14 +102,13 @@ def load(function: Callable, **types: str) -> Module:
 
 def signature(function: Callable, **types: str) -> Signature:
     """Name, identity and argument types of a kernel for a choice of its type variables."""
-    annotations = list(function.__annotations__.items())
-    index_space = annotations[0][1]
-    arguments = tuple(_bind(text, types) for _, text in annotations[1:])
+    index_space, *annotations = function.__annotations__.values()
+    bound = tuple(parameters.bind(text, types) for text in annotations)
     in_record = function.__globals__.get("IN_RECORD", False)
-    parts = compiler.fingerprint(), index_space, *arguments, str(in_record), *source.texts(function)
+    parts = compiler.fingerprint(), index_space, *bound, str(in_record), *source.texts(function)
     identity = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    name = "-".join((function.__name__, *types.values()))
-    return Signature(name, identity, arguments, index_space, in_record)
+    name = "-".join((function.__name__, *map(str, types.values())))
+    return Signature(name, identity, bound, parameters.flattened(bound), index_space, in_record)
 
 
 def compile_signature(function: Callable, wanted: Signature) -> bytes:
@@ -120,7 +121,7 @@ def compile_signature(function: Callable, wanted: Signature) -> bytes:
         return compiler.compile_kernel(
             function,
             wanted.index_space,
-            wanted.arguments,
+            wanted.parameters,
             wanted.name.replace("-", "_"),
             source.helpers(function),
             wanted.in_record,
@@ -187,6 +188,7 @@ def build_package(progress: Callable = iter) -> list[Module]:
             "identity": module.identity,
             "sha256": hashlib.sha256(module.binary).hexdigest(),
             "index_space": module.index_space,
+            "parameters": module.parameters,
             "arguments": module.arguments,
             "in_record": module.in_record,
             "capabilities": spirv.capabilities(module.binary),
@@ -235,8 +237,3 @@ def _write_atomically(path: Path, content: bytes) -> None:
         os.replace(file.name, path)
     except OSError:
         return
-
-
-def _bind(text: str, types: dict[str, str]) -> str:
-    name = text.removesuffix("*")
-    return types.get(name, name) + text[len(name) :]
