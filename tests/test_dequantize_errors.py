@@ -148,4 +148,4 @@ def test_too_many_slots_for_the_general_kernel(queue, blocks):
     out = arrays.Operand(codes.shape, codes.strides, np.dtype("float32"), queue)
     message = f"`out` must have fewer than 2**32 slots, got {blocks * size}; decode fewer blocks"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        dequantize._plan(codes, scales, None, None, out, alignment=(1, 1))
+        dequantize._plan(codes, scales, None, None, out, alignment=1)

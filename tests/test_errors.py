@@ -270,4 +270,4 @@ def test_too_many_slots_for_strided_rows(queue, blocks):
         f"got {blocks} blocks of {block_size}"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        OPERATIONS["reshape_and_cache"].plan(rows, rows, cache, cache, slots, False, alignment=(1,))
+        OPERATIONS["reshape_and_cache"].plan(rows, rows, cache, cache, slots, False, alignment=1)

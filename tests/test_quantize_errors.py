@@ -200,7 +200,7 @@ def test_too_many_slots_for_the_general_kernel(queue, blocks):
         f"got {blocks} blocks of {size}"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        quantize._plan(rows, rows, codes, codes, scales, scales, slots, None, False, alignment=(1, 1))
+        quantize._plan(rows, rows, codes, codes, scales, scales, slots, None, False, alignment=1)
 
 
 def test_heads_too_large_for_a_work_group(arguments, new, queue, monkeypatch):
