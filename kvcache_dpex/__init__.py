@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .runtime.environment import libraries
 
 if TYPE_CHECKING:
+    from .blocks.inventory import OutOfBlocks as OutOfBlocks
+    from .blocks.pool import BlockPool as BlockPool
     from .ops.allocate import empty_cache as empty_cache
     from .ops.allocate import empty_quant_cache as empty_quant_cache
     from .ops.dequantize import dequant_cache as dequant_cache
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BlockPool": ".blocks.pool",
+    "OutOfBlocks": ".blocks.inventory",
     "dequant_cache": ".ops.dequantize",
     "empty_cache": ".ops.allocate",
     "empty_quant_cache": ".ops.allocate",
