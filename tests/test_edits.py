@@ -200,7 +200,7 @@ def test_an_edit_in_jupyter_that_is_no_python(own_copy):
     lines = run(own_copy, SHELL.format(before="", cells=["call()", broken, "call()", mended, "call()"]))
     assert (lines[0], lines[-1]) == (BEFORE, AFTER)
     assert refused(own_copy) in lines
-    assert any("SyntaxError: invalid syntax (scatter_strided.py" in line for line in lines)
+    assert any("SyntaxError: invalid syntax" in line for line in lines), lines
     assert lines.count(BEFORE) == 1
 
 
