@@ -200,7 +200,7 @@ def test_an_edit_in_jupyter_that_is_no_python(own_copy):
     lines = run(own_copy, SHELL.format(before="", cells=["call()", broken, "call()", mended, "call()"]))
     assert (lines[0], lines[-1]) == (BEFORE, AFTER)
     assert refused(own_copy) in lines
-    assert any("SyntaxError: invalid syntax (scatter_strided.py" in line for line in lines)
+    assert any("SyntaxError: invalid syntax" in line for line in lines), lines
     assert lines.count(BEFORE) == 1
 
 
@@ -235,7 +235,8 @@ def test_a_hook_that_rewrites_functions_is_no_edit():
     assert done.stdout == "True packaged\n", done.stderr
 
 
-def test_what_is_made_from_kernels_is_forgotten():
+def test_what_is_made_from_kernels_is_forgotten(monkeypatch):
+    monkeypatch.setattr(edits, "_caches", [])
     made = edits.cache()
     made["kernel"] = 1
     edits.forget()
