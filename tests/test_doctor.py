@@ -33,7 +33,9 @@ def problems(site, *, package=ROOT, **variables):
     lines = done.stdout.splitlines()
     found = [line.partition(": ")[2] for line in lines if line.startswith("problem: ")]
     assert done.returncode == (1 if found else 0)
-    assert lines[-1].startswith("problem: " if found else "no problem found; the default device is opencl:cpu:0")
+    assert lines[-1].startswith(
+        "problem: " if found else "no problem found; the default device is opencl:cpu:0"
+    )
     return found
 
 
@@ -87,7 +89,9 @@ def test_a_dpnp_of_another_dpctl(environment):
     layouts.distribution(environment, "dpnp", "0.18.1")
     dpctl = compatibility.version("dpctl")
     dpnp = compatibility.version("dpnp")
-    assert problems(environment) == [f"dpnp 0.18.1 was not built with dpctl {dpctl}: pip install dpnp=={dpnp}"]
+    assert problems(environment) == [
+        f"dpnp 0.18.1 was not built with dpctl {dpctl}: pip install dpnp=={dpnp}"
+    ]
 
 
 def test_a_torch_of_another_runtime(environment):
@@ -143,7 +147,10 @@ def test_a_second_runtime(environment):
     )
     done = layouts.run([environment], "-c", code)
     assert done.returncode == 1
-    assert f"problem: this process has loaded SYCL runtime libsycl.so.8 beside libsycl.so.{LINKED}" in done.stdout
+    assert (
+        f"problem: this process has loaded SYCL runtime libsycl.so.8 beside libsycl.so.{LINKED}"
+        in done.stdout
+    )
 
 
 @pytest.fixture
@@ -210,7 +217,9 @@ def test_an_intel_gpu_that_sycl_does_not_see(examine, monkeypatch, selector):
     if selector:
         monkeypatch.setenv("ONEAPI_DEVICE_SELECTOR", selector)
     report = examine()
-    assert (report["problems"], report["notes"]) == (([], ["the reason"]) if selector else (["the reason"], []))
+    assert (report["problems"], report["notes"]) == (
+        ([], ["the reason"]) if selector else (["the reason"], [])
+    )
 
 
 def test_a_machine_without_an_intel_gpu(examine, monkeypatch):
