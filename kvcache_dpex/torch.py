@@ -131,8 +131,7 @@ def _on_tensors(declared: Function, example: str) -> Function:
 
 def _require_plain_tensors(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
     """Say what torch's error means, where it comes from an argument that the dispatcher cannot take."""
-    given, _ = operation.bind(arguments, keywords)
-    for array, tensor in zip(operation.arrays, given):
+    for array, tensor in dispatch.named(operation, arguments, keywords):
         if not isinstance(tensor, Tensor) and not (tensor is None and array.optional):
             name, kind = array.name, f"{type(tensor).__module__}.{type(tensor).__qualname__}"
             if hasattr(tensor, "__sycl_usm_array_interface__"):

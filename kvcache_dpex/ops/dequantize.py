@@ -12,7 +12,7 @@ from . import validate
 from .calls import Plan, Result
 from .declaration import Array, DType, Written
 from .groups import head_groups, row_groups
-from .operation import operation
+from .operation import operation, perform
 from .plan import Variant, across_items, anywhere, choose, merged, plan_of, within_items
 
 
@@ -90,6 +90,7 @@ def dequant_cache(
     >>> kv.dequant_cache(kq, ks, dtype="float16").shape
     (4, 16, 8, 128)
     """
+    return perform(dequant_cache, (q, scales, blocks, out), (dtype,))
 
 
 def _whole_rows(

@@ -13,7 +13,7 @@ from . import validate
 from .calls import Plan
 from .declaration import Array, DType, Written
 from .groups import CPU_VECTOR, group_limit, lane_groups, round_up
-from .operation import operation
+from .operation import operation, perform
 from .plan import Variant, across_items, anywhere, choose, fills_vectors, merged, plan_of, within_items
 
 MAX_LANES = 32
@@ -132,6 +132,8 @@ def reshape_and_cache_quant(
     >>> int(dpnp.asnumpy(kq)[1, 1, 0, 0]), float(127 * ks[17, 0])
     (127, 1.0)
     """
+    arrays = key, value, kq, vq, ks, vs, slot_mapping
+    perform(reshape_and_cache_quant, arrays, (dtype, check_slots))
 
 
 def _in_lanes(
