@@ -3,10 +3,10 @@
 import re
 
 import pytest
-
-from helpers import output_of
 from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
 from kvcache_dpex.kernels.scatter import scatter
+
+from helpers import output_of
 from kvcache_dpex.runtime.compile import compiler, store
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")

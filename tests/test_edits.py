@@ -242,6 +242,7 @@ def test_what_is_made_from_kernels_is_forgotten(monkeypatch):
     made["kernel"] = 1
     edits.forget()
     assert made == {}
+    edits._callbacks.pop()
 
 
 USER = """

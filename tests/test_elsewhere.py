@@ -7,11 +7,11 @@ import sys
 import textwrap
 
 import pytest
-
-from helpers import ROOT, output_of
 from kvcache_dpex.kernels.quantize_rows import quantize_rows
 from kvcache_dpex.kernels.scatter import scatter
 from kvcache_dpex.kernels.scatter_words import scatter_words
+
+from helpers import ROOT, output_of
 from kvcache_dpex.runtime.compile import compiler, edits, elsewhere, store
 
 # In an environment without numba-dpex the developer names a Python that has it.

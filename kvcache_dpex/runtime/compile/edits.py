@@ -14,12 +14,12 @@ import importlib.machinery
 import importlib.util
 import sys
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Callable
 
 _KERNELS = __name__.split(".runtime")[0] + ".kernels."
 _at_import: dict[str, str] = {}  # text of a kernel file, by the name of its module
 _texts: dict[int | str, tuple[Any, str]] = {}  # spec and text, by the spec's id; by file name without a spec
-_caches: list[dict] = []
+_callbacks: list[Callable[[], None]] = []
 reimported: set[str] = set()  # names of the modules that were imported again in this process
 
 
@@ -49,14 +49,20 @@ def watch() -> None:
 
 def cache() -> dict:
     """A dict that is emptied when a module is imported again: for whatever is made from kernels."""
-    _caches.append({})
-    return _caches[-1]
+    made: dict = {}
+    on_edit(made.clear)
+    return made
+
+
+def on_edit(callback: Callable[[], None]) -> None:
+    """Call `callback` whenever what was made from kernels must be made anew."""
+    _callbacks.append(callback)
 
 
 def forget() -> None:
-    """Empty every dict of `cache`."""
-    for each in _caches:
-        each.clear()
+    """Empty every dict of `cache`, and whatever else was asked for with `on_edit`."""
+    for callback in _callbacks:
+        callback()
 
 
 def text(part: Any) -> str:
