@@ -32,7 +32,7 @@ class Kernel:
     """A kernel that is built for a context."""
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self.reference = ctypes.c_void_p(kernel.addressof_ref())
 
 
