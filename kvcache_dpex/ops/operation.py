@@ -128,14 +128,12 @@ class Operation:
         names = [array.name for array in self.arrays]
         self._aligned = [names.index(name) for name in aligned.split()]
         self._out = names.index("out") if "out" in names else None
-        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self._positional = [
-            name for name, each in self.signature.parameters.items() if each.kind == positional
-        ]
-        self._absent = (None,) * (len(names) - len(self._positional))
+        kinds = [parameter.kind for parameter in self.signature.parameters.values()]
+        self._num_positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self._absent = (None,) * (len(names) - self._num_positional)
         self._defaults = tuple(option.default for option in self.options)
-        self._optional = {each.name: each.default for each in self.parameters if each.optional}
-        self._names = {each.name for each in self.parameters}
+        self._all_defaults = tuple(parameter.default for parameter in self.parameters)
+        self._places: dict[tuple, tuple[list[int], list[int]]] = {}
 
     def forget(self) -> None:
         """Prepare every call anew, as after an edit of a kernel."""
@@ -146,29 +144,34 @@ class Operation:
 
     def bind(self, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, tuple]:
         """The arrays and the options of a call, each in the order of declaration."""
-        positional = self._positional
-        if not keywords and len(arguments) == len(positional):
+        if not keywords and len(arguments) == self._num_positional:
             return arguments + self._absent, self._defaults
-        values = {**self._optional, **dict(zip(positional, arguments)), **keywords}
-        twice = not keywords.keys().isdisjoint(positional[: len(arguments)])
-        if len(arguments) > len(positional) or twice or values.keys() != self._names:
-            self._raise_misuse(arguments, keywords)
-        return (
-            tuple([values[array.name] for array in self.arrays]),
-            tuple([values[option.name] for option in self.options]),
-        )
+        form = (len(arguments), *keywords)
+        places = self._places.get(form)
+        if places is None:
+            places = self._places[form] = self._bound(arguments, keywords)
+        of_arrays, of_options = places
+        values = (*arguments, *keywords.values(), *self._all_defaults)
+        return tuple([values[at] for at in of_arrays]), tuple([values[at] for at in of_options])
 
-    def _raise_misuse(self, arguments: tuple, keywords: dict[str, Any]) -> None:
+    def _bound(self, arguments: tuple, keywords: dict[str, Any]) -> tuple[list[int], list[int]]:
+        """For calls of one form, where each array and option is among its arguments, keywords and defaults."""
+        names = list(self.signature.parameters)
         try:
             self.signature.bind(*arguments, **keywords)
         except TypeError as error:
-            names = ", ".join(self.signature.parameters)
-            raise TypeError(f"{self.name}() got wrong arguments: {error}; it takes {names}") from None
+            raise TypeError(
+                f"{self.name}() got wrong arguments: {error}; it takes {', '.join(names)}"
+            ) from None
+        given = [*names[: len(arguments)], *keywords]
+        places = {name: len(given) + at for at, name in enumerate(names)}
+        places.update((name, at) for at, name in enumerate(given))
+        return [places[array.name] for array in self.arrays], [places[option.name] for option in self.options]
 
     def run(self, given: tuple, options: tuple) -> Any:
         """Check, prepare and launch; returns `out` where the operation has a result."""
         launch.refuse_after_fork()
-        read = [reader(array, name) for array, (reader, name) in zip(given, self._readers)]
+        read = self.read(given)
         if self._out is not None and given[self._out] is None:
             given = self._with_result(given, read, options)
         addresses, fields = zip(*read)
@@ -182,6 +185,10 @@ class Operation:
             self.before(**self.by_name(given, options))
         launched(addresses, given)
         return None if self._out is None else given[self._out]
+
+    def read(self, given: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Address and `Operand` fields of each array."""
+        return [reader(array, name) for array, (reader, name) in zip(given, self._readers)]
 
     def alignment_of(self, addresses: Sequence[int]) -> int:
         """The largest power of two, 16 at most, that divides the addresses of the arrays in `aligned`."""
