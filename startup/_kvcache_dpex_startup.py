@@ -18,9 +18,8 @@ class StartupFinder:
                 from kvcache_dpex.runtime.environment import watch
             except ImportError:
                 # The package itself is gone, such as the checkout of an editable install.
-                return None
+                return
             watch.watcher.find_spec(name)
-        return None
 
 
 sys.meta_path.insert(0, StartupFinder)

@@ -139,7 +139,9 @@ def _look_for_kernels(report: dict[str, Any]) -> None:
         return
     rest = len(signatures) - packaged
     if not signatures:
-        report["problems"].append(f"the package has no kernels, for their Python files are missing: {REINSTALL}")
+        report["problems"].append(
+            f"the package has no kernels, for their Python files are missing: {REINSTALL}"
+        )
     elif rest and not report["compiler"]:
         report["problems"].append(
             f"{rest} kernels are not packaged with this source and need a compiler: pip install "

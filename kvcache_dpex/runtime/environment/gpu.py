@@ -36,8 +36,8 @@ def absence() -> str:
         reason = _reason_at(present)
     elif Path("/dev/dxg").exists():
         reason = (
-            "this is WSL2, which reaches the GPU through /dev/dxg: install Intel's graphics driver on Windows "
-            f"and the Level Zero driver in Linux, {_DRIVER}"
+            "this is WSL2, which reaches the GPU through /dev/dxg: install Intel's graphics driver on "
+            f"Windows and the Level Zero driver in Linux, {_DRIVER}"
         )
     else:
         reason = (
@@ -55,7 +55,5 @@ def _reason_at(present: list[Path]) -> str:
     if missing:
         return f"{', '.join(missing)} does not exist here: start the container with --device /dev/dri"
     if closed:
-        return (
-            f"this user may not open {', '.join(closed)}: sudo usermod -aG render $USER, then log in again"
-        )
+        return f"this user may not open {', '.join(closed)}: sudo usermod -aG render $USER, then log in again"
     return f"{', '.join(map(str, present))} is one, but its Level Zero driver is missing: {_DRIVER}"
