@@ -109,5 +109,6 @@ def absence() -> str:
         )
     return (
         f"the OpenCL driver {driver} was not loaded; import kvcache_dpex before anything asks SYCL for "
-        f"devices, or reinstall the driver: pip install --force-reinstall --no-deps 'intel-opencl-rt=={series}'"
+        "devices, or reinstall the driver: pip install --force-reinstall --no-deps "
+        f"'intel-opencl-rt=={series}'"
     )
