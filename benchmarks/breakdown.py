@@ -119,14 +119,16 @@ def _staged(work: Work) -> Callable[[Callable[[str], None]], None]:
         geometry = (k[1], v[1], kc[1], vc[1], slots[1], (k[0] | v[0] | kc[0] | vc[0]) % 16, kc[0] == vc[0])
         found = write._launches[geometry]
         ended("geometry and its look-up")
-        arguments = found._arguments((k[0], v[0], kc[0], vc[0], slots[0]))
+        arguments = found._packer.pack((k[0], v[0], kc[0], vc[0], slots[0]))
         ended("arguments laid down")
-        event = found._submit_after((), found._waiting_queue_ref, arguments)
+        found.order.before()
+        ended("wait for earlier work")
+        event = found.submit(arguments)
         ended("submission by SYCL")
-        found._wait(event)
+        found.order.after(event, None)
         ended("wait for the kernel")
-        found._delete(event)
-        found._spare.append(arguments)
+        del event
+        found._packer.reuse(arguments)
         ended("deletion of the event")
 
     return run

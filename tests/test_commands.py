@@ -12,7 +12,7 @@ from kvcache_dpex import __version__
 from kvcache_dpex.__main__ import main
 from kvcache_dpex.commands import arguments, check, output
 from kvcache_dpex.ops import dequantize, quantize, write
-from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.runtime.compile import compiler, edits, store
 from kvcache_dpex.runtime.environment import devices, gpu
 from kvcache_dpex.runtime.launch import arrays
 
@@ -308,7 +308,7 @@ def test_kernels_list_as_json(run):
 def test_kernels_that_come_from_nowhere(run, monkeypatch):
     monkeypatch.setattr(compiler, "available", lambda: False)
     monkeypatch.setattr(store, "packaged", lambda wanted: None)
-    monkeypatch.setattr(store, "load", store.load.__wrapped__)
+    edits.forget()
     status, lines = run("kernels", "list")
     assert status == 0
     rows = [line for line in lines if "nowhere" in line]
@@ -336,7 +336,7 @@ def test_kernels_build_writes_what_the_package_holds(monkeypatch, tmp_path):
         assert store.manifest()["modules"] == {name: entries[name] for name in names}
     finally:
         store.manifest.cache_clear()
-        store.load.cache_clear()
+        edits.forget()
 
 
 SIZES = [

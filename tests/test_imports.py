@@ -24,11 +24,12 @@ MAY_IMPORT = {
     "runtime/compile/simulate.py": ("runtime/compile", "kernels"),
     "runtime/launch": ("runtime/launch", "runtime/compile", "runtime/environment"),
     "ops": ("ops", "runtime", "layout", "kernels"),
+    "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
     "torch.py": ("dispatch", "ops", "runtime", "layout"),
     "commands": ("", "commands", "ops", "runtime", "layout", "reference"),
     "__main__.py": ("", "commands"),
-    "__init__.py": ("ops", "runtime"),
+    "__init__.py": ("blocks", "ops", "runtime"),
 }
 
 # Which files may import these packages at all.
@@ -36,7 +37,14 @@ ONLY_IN = {
     "numba_dpex": ("runtime/compile/compiler.py",),
     "numba": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
     "llvmlite": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
-    "ctypes": ("runtime/launch/launch.py", "runtime/environment/bundle.py", "runtime/launch/arrays.py"),
+    "ctypes": (
+        "runtime/launch/arguments.py",
+        "runtime/launch/arrays.py",
+        "runtime/launch/interface.py",
+        "runtime/launch/launch.py",
+        "runtime/launch/order.py",
+        "runtime/environment/bundle.py",
+    ),
     "torch": (
         "torch.py",
         "dispatch.py",

@@ -1,15 +1,13 @@
-"""What needs processes of its own: fork and spawn, edited kernels, a terminal."""
+"""What needs processes of its own: fork and spawn, a terminal."""
 
 import os
 import pty
-import shutil
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import kvcache_dpex
-from helpers import ROOT, output_of, run_python
+from helpers import output_of, run_python
 from kvcache_dpex.runtime.compile import compiler
 from kvcache_dpex.runtime.environment import libraries
 
@@ -169,78 +167,6 @@ def test_spawn_works(tmp_path):
     script.write_text(SPAWN)
     done = run_python("", arguments=[script])
     assert done.stdout == "[1.0, 2.0]\n", done.stderr
-
-
-WRITE = textwrap.dedent("""
-    import numpy as np
-    from kvcache_dpex.ops import write
-    from kvcache_dpex.runtime.environment import devices
-    from kvcache_dpex.runtime.launch import arrays
-    queue = devices.queue_for()
-    tensor = arrays.tensor_module()
-    key = tensor.asarray(np.arange(1, 4, dtype="float32").reshape(3, 1, 1), sycl_queue=queue)
-    caches = [tensor.zeros((2, 2, 1, 1), dtype="float32", sycl_queue=queue) for _ in range(2)]
-    write.reshape_and_cache(key, key, *caches, tensor.asarray(np.array([3, 0, 1]), sycl_queue=queue))
-    from kvcache_dpex.kernels.scatter_strided import scatter_strided
-    from kvcache_dpex.runtime.compile import store
-    origin = store.load(scatter_strided, word="uint32", slot="int64").origin
-    print(arrays.to_numpy(caches[0]).ravel().tolist(), origin)
-""")
-LINE = "if 0 <= slot < num_slots:"
-
-
-@pytest.fixture
-def own_copy(tmp_path):
-    """A copy of the package whose kernels a test may edit."""
-    shutil.copytree(
-        ROOT / "kvcache_dpex", tmp_path / "kvcache_dpex", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    return tmp_path
-
-
-def edit(folder):
-    file = folder / "kvcache_dpex" / "kernels" / "scatter_strided.py"
-    text = file.read_text()
-    assert LINE in text
-    file.write_text(text.replace(LINE, "if 0 < slot < num_slots:"))
-
-
-def run_copy(folder):
-    return run_python(WRITE, path=folder, KVCACHE_DPEX_CACHE=str(folder / "cache"), KVCACHE_DPEX_KERNELS=None)
-
-
-@pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
-def test_an_edited_line_takes_effect_on_the_next_call(own_copy):
-    """No further step: the packaged module no longer fits the source, so it is compiled, once."""
-    assert run_copy(own_copy).stdout == "[2.0, 3.0, 0.0, 1.0] packaged\n"
-    edit(own_copy)
-    for origin in ("compiled", "cache"):
-        done = run_copy(own_copy)
-        assert done.stdout == f"[0.0, 3.0, 0.0, 1.0] {origin}\n", done.stderr
-
-
-@pytest.mark.skipif(compiler.available(), reason="numba-dpex is installed and compiles the edited kernel")
-def test_an_edited_line_without_a_compiler_is_an_error(own_copy):
-    """The packaged module of the old source must not run in its place."""
-    assert run_copy(own_copy).stdout == "[2.0, 3.0, 0.0, 1.0] packaged\n"
-    edit(own_copy)
-    done = run_copy(own_copy)
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1] == (
-        "ImportError: kernel scatter_strided-uint32-int64 is not in the package with this source and these "
-        "types, and compiling it needs numba-dpex: pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)"
-    )
-
-
-@pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
-def test_two_processes_compile_into_one_folder(own_copy):
-    """Both run at once with an empty cache folder, both are right, and one whole module is left."""
-    edit(own_copy)
-    with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run_copy, [own_copy, own_copy]):
-            assert done.stdout.startswith("[0.0, 3.0, 0.0, 1.0]"), done.stderr
-    assert len(list((own_copy / "cache").iterdir())) == 1
-    assert run_copy(own_copy).stdout.endswith("cache\n")
 
 
 COMPILE = textwrap.dedent("""

@@ -1,11 +1,11 @@
-"""List the kernels and where their SPIR-V comes from, or compile them into the package."""
+"""List the kernels and where their SPIR-V comes from, compile them, or install a compiler."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from ..runtime.compile import spirv, store
+from ..runtime.compile import elsewhere, spirv, store
 from . import arguments, output
 
 
@@ -17,10 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_json(actions.add_parser("list", help=text, description=text))
     text = "compile every kernel into the package; needs numba-dpex"
     arguments.add_json(actions.add_parser("build", help=text, description=text))
+    text = "install numba-dpex into the cache folder, to compile for newer Pythons too (3 GB, some minutes)"
+    actions.add_parser("compiler", help=text, description=text)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each kernel."""
+    if options.action == "compiler":
+        print(f"kernels are now compiled by {elsewhere.install()}")
+        return 0
     if options.action == "build":
         store.build_package()
     found = modules()
