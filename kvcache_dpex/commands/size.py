@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 def plan(
     num_layers: int, num_kv_heads: int, head_size: int, block_size: int, memory: int
 ) -> list[dict[str, Any]]:
-    """For each format the bytes of one token, and the whole blocks and the tokens that fit into `memory` bytes."""
+    """For each format the bytes of one token, and the blocks and tokens that fit into `memory` bytes."""
     found = []
     for name in FORMATS:
         size = bytes_a_token(name, num_layers, num_kv_heads, head_size)
