@@ -39,10 +39,10 @@ ONLY_IN = {
     "llvmlite": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
     "ctypes": (
         "runtime/launch/arguments.py",
-        "runtime/launch/arrays.py",
         "runtime/launch/interface.py",
         "runtime/launch/launch.py",
         "runtime/launch/order.py",
+        "runtime/launch/usm_state.py",
         "runtime/environment/bundle.py",
     ),
     "torch": (
