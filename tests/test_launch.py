@@ -14,9 +14,9 @@ import pytest
 
 from helpers import Twins, contiguous_case, sentinel, to_bytes, to_device
 from kvcache_dpex import empty_cache, reference, reshape_and_cache
-from kvcache_dpex.kernels.scatter import scatter
-from kvcache_dpex.kernels.scatter_words import scatter_words
-from kvcache_dpex.ops import write
+from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
+from kvcache_dpex.ops import plan, write
 from kvcache_dpex.runtime.compile import spirv, store
 from kvcache_dpex.runtime.launch import arrays, launch
 
@@ -38,8 +38,6 @@ def waiting(request, monkeypatch, any_queue):
     if request.param == "without waiting":
         if not (any_queue.is_in_order or launch._order_manager()):
             pytest.skip("this dpctl cannot order work on an out-of-order queue; every launch waits")
-        chosen = write._kernel_of(SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=False)))
-        monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
 
         class Asynchronous(launch.Launch):
             def __init__(self, *arguments):
@@ -47,7 +45,10 @@ def waiting(request, monkeypatch, any_queue):
                 self._waits, self._waiting_queue = False, self._queue
 
         monkeypatch.setattr(launch, "Launch", Asynchronous)
-    return request.param
+        with plan.prefer("scatter_gpu"):
+            yield request.param
+    else:
+        yield request.param
 
 
 @pytest.mark.parametrize("size", [128, 3])
@@ -205,11 +206,11 @@ def test_an_interrupted_call_ends_with_its_kernel(any_queue, waiting, monkeypatc
 
 def test_a_launch_that_the_device_refuses(queue):
     """A work-group above the device's limit: an error, not silence."""
-    module = store.load(scatter, slot="int64")
+    module = store.load(scatter_gpu, slot="int64")
     limit = queue.sycl_device.max_work_group_size
     too_large = launch.Launch(module, queue, (1,) * 8, (2 * limit, 1), (2 * limit, 1))
     message = (
-        f"the SYCL runtime refused to launch <launch of scatter-int64, global [{2 * limit}, 1], "
+        f"the SYCL runtime refused to launch <launch of scatter_gpu-int64, global [{2 * limit}, 1], "
         f"local [{2 * limit}, 1]>; see its message above"
     )
     memory = to_device(np.zeros(64, "uint8"), queue)
@@ -220,18 +221,18 @@ def test_a_launch_that_the_device_refuses(queue):
 def test_a_record_is_never_handed_to_a_gpu():
     """The next call fills it in again, and a GPU's calls do not wait."""
     gpu = SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=False, name="some GPU"))
-    module = store.load(scatter_words, slot="int64")
-    with pytest.raises(ValueError, match=r"^kernel scatter_words-int64 takes a record .*, got some GPU$"):
+    module = store.load(scatter_cpu, slot="int64")
+    with pytest.raises(ValueError, match=r"^kernel scatter_cpu-int64 takes a record .*, got some GPU$"):
         launch.Launch(module, gpu, (1,) * 8, (8, 1), (8, 1))
 
 
 def test_a_module_that_the_driver_refuses(queue):
     """It asks for a capability that no device has, as float64 is one that Iris Xe has not."""
-    module = store.load(scatter, slot="int64")
+    module = store.load(scatter_gpu, slot="int64")
     unknown = struct.pack("<2I", 2 << 16 | spirv.OP_CAPABILITY, 9999)
     broken = module._replace(binary=module.binary[:20] + unknown + module.binary[20:], identity="broken")
     name = re.escape(queue.sycl_device.name)
-    with pytest.raises(RuntimeError, match=f"^the driver of {name} refuses kernel scatter-int64: "):
+    with pytest.raises(RuntimeError, match=f"^the driver of {name} refuses kernel scatter_gpu-int64: "):
         launch.build(broken, queue)
 
 
@@ -240,7 +241,7 @@ def test_a_kernel_is_built_once_for_a_context(queue, monkeypatch):
     import dpctl
 
     monkeypatch.setattr(launch, "_built", {})
-    module = store.load(scatter, slot="int64")
+    module = store.load(scatter_gpu, slot="int64")
     assert launch.build(module, queue) is launch.build(module, queue)
     same_context = dpctl.SyclQueue(queue.sycl_context, queue.sycl_device)
     assert launch.build(module, same_context) is launch.build(module, queue)

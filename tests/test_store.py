@@ -187,13 +187,13 @@ def test_a_cache_folder_that_cannot_be_written(compilations, monkeypatch, tmp_pa
 
 
 def test_compiling_on_demand_skips_the_package_and_the_cache(compilations, monkeypatch):
-    from kvcache_dpex.kernels.scatter import scatter
+    from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 
-    assert store.load(scatter, slot="int32").origin == "packaged"
+    assert store.load(scatter_gpu, slot="int32").origin == "packaged"
     monkeypatch.setenv("KVCACHE_DPEX_KERNELS", "compile")
     for _ in range(2):
-        assert store.load(scatter, slot="int32").origin == "compiled"
-    assert compilations == ["scatter", "scatter"]
+        assert store.load(scatter_gpu, slot="int32").origin == "compiled"
+    assert compilations == ["scatter_gpu", "scatter_gpu"]
 
 
 def test_the_cache_folder_by_default(monkeypatch):

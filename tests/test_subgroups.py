@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import spirv, store
 from kvcache_dpex.runtime.launch import launch
 
 
 @pytest.fixture
 def module():
-    return store.load(scatter, slot="int64")
+    return store.load(scatter_gpu, slot="int64")
 
 
 def test_a_required_size_is_one_mode_of_the_entry_point(module):

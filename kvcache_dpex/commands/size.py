@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 
-BYTES_A_SCALE = 4
-# Bytes of one value, and of one scale for each (token, head), of keys and of values.
-FORMATS = {
-    "float32": (4, 0),
-    "float16 / bfloat16": (2, 0),
-    "float8 (moved, not quantized)": (1, 0),
-    "int8 with float32 scales": (1, BYTES_A_SCALE),
-}
+from ..formats import PLAIN, QUANTIZED
+
+FORMATS = {**PLAIN, **QUANTIZED}
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -54,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         blocks = options.memory // (size * options.block_size)
         row_of = {
             other: bytes_a_token(other, options.num_layers, options.num_kv_heads, options.head_size)
-            for other in ("float32", "float16 / bfloat16")
+            for other in ("float32", "float16")
         }
         table.add_row(
             name,
@@ -70,11 +65,10 @@ def run(options: argparse.Namespace) -> int:
 def bytes_a_token(name: str, num_layers: int, num_kv_heads: int, head_size: int) -> int:
     """Bytes of one token's keys, values and scales in all layers.
 
-    >>> bytes_a_token("int8 with float32 scales", num_layers=1, num_kv_heads=8, head_size=128)
+    >>> bytes_a_token("int8_per_token_head", num_layers=1, num_kv_heads=8, head_size=128)
     2112
     """
-    value_bytes, scale_bytes = FORMATS[name]
-    return 2 * num_layers * num_kv_heads * (head_size * value_bytes + scale_bytes)
+    return 2 * num_layers * num_kv_heads * FORMATS[name].row_bytes(head_size)
 
 
 def parse_size(text: str) -> int:

@@ -97,7 +97,12 @@ def _prepare(
 
 
 def plan(
-    codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, types: dict[str, str], alignment: int
+    codes: Operand,
+    scales: Operand,
+    chosen: Operand | None,
+    out: Operand,
+    types: dict[str, str],
+    alignment: int,
 ) -> launch.Launch:
     """The launch of the kernel that suits the device and the operands."""
     operands = codes, scales, chosen, out, types, alignment

@@ -145,7 +145,7 @@ def plan(
     types: dict[str, str],
     alignment: int,
 ) -> launch.Launch:
-    """The launch of the kernel that suits the device and the operands; `types` are its types but for `step`."""
+    """The launch of the kernel that suits the device and the operands."""
     operands = k, v, kq, vq, ks, vs, slots
     return choose(VARIANTS, k.queue.sycl_device, types["value"], k.shape[2], *operands, types, alignment)
 

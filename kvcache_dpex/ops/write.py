@@ -129,9 +129,7 @@ def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) 
         raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {k.dtype_name}")
 
 
-def plan(
-    k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
-) -> launch.Launch:
+def plan(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int) -> launch.Launch:
     """The launch of the kernel that suits the device and the operands."""
     return choose(VARIANTS, k.queue.sycl_device, None, None, k, v, kc, vc, slots, alignment)
 

@@ -166,7 +166,9 @@ def _to_int8(context, builder, kinds, value):
 def _float_from_int8(context, builder, kinds, code):
     # A byte plus 128 in the low bits of 2**23 is 2**23 + 128 too much as a number: faster than to convert.
     byte = builder.zext(builder.xor(code, ir.Constant(i8, 0x80)), i32)
-    return builder.fsub(builder.bitcast(builder.or_(byte, int32(0x4B000000)), float32), ir.Constant(float32, 8388736.0))
+    return builder.fsub(
+        builder.bitcast(builder.or_(byte, int32(0x4B000000)), float32), ir.Constant(float32, 8388736.0)
+    )
 
 
 @lower(intrinsics.group_max, types.int32)

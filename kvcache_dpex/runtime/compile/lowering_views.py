@@ -246,7 +246,9 @@ def _load_halves(builder, pointer, place, width: int):
         return call(builder, "_Z22__spirv_ocl_vload_halfmPU3AS1Dh", float32, place, halves)
     kind = ir.VectorType(float32, width)
     name = "_Z24__spirv_ocl_vloada_halfnmPU3AS1Dhi"
-    return cgutils.pack_array(builder, _unpacked(builder, call(builder, name, kind, place, halves, int32(width))))
+    return cgutils.pack_array(
+        builder, _unpacked(builder, call(builder, name, kind, place, halves, int32(width)))
+    )
 
 
 def _store_halves(builder, pointer, place, value, width: int):

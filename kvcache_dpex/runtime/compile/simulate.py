@@ -79,9 +79,7 @@ class View:
 
     def row_from(self, index: tuple) -> "View":
         (place,) = self._places(index)
-        parameter = parameters.Parameter(
-            "view", self.element, self.width, self._axes[-1:], self.contiguous
-        )
+        parameter = parameters.Parameter("view", self.element, self.width, self._axes[-1:], self.contiguous)
         moved = Pointer(self._pointer.memory, self._pointer.start + place * self.width)
         return View(parameter, moved, [] if self.contiguous else self._strides[-1:])
 
@@ -112,7 +110,9 @@ class View:
         memory = self._pointer.memory
         address = memory.ctypes.data + (self._pointer.start + first) * memory.itemsize
         if address % min(self.width * memory.itemsize, 16):
-            raise ValueError(f"vector {place} of {self.width} at {self._pointer!r} is not aligned to its size")
+            raise ValueError(
+                f"vector {place} of {self.width} at {self._pointer!r} is not aligned to its size"
+            )
         return range(first, first + self.width)
 
     def _value(self, stored: Any) -> Any:
@@ -251,8 +251,8 @@ def simulate(
         raise ValueError(
             f"`global_size` must have {axes} axes for {kernel.__name__}, got {list(global_size)}"
         )
-    names = [name for name, text in zip(list(kernel.__annotations__)[1:], texts) if _has_memory(text)]
-    memories = [_pointer(*each) for each in zip(names, flat, pointers)]
+    with_memory = [name for name, text in zip(list(kernel.__annotations__)[1:], texts) if _has_memory(text)]
+    memories = [_pointer(*each) for each in zip(with_memory, flat, pointers)]
     numbers = [np.dtype(kind).type(value) for kind, value in zip(flat[len(memories) :], scalars)]
     arguments = parameters.grouped(texts, memories, numbers, _view)
     if local_size is None:
