@@ -73,7 +73,8 @@ def of_codes(argument: str, dtype: str, name: Any = None) -> Format:
         found = [each for each in QUANTIZED.values() if each.dtype == dtype]
         if not found:
             raise TypeError(
-                f"`{argument}` must be int8, float8_e4m3fn, or uint8 with format='fp8_per_token_head', got {dtype}"
+                f"`{argument}` must be int8, float8_e4m3fn, or uint8 with format='fp8_per_token_head', "
+                f"got {dtype}"
             )
         return found[0]
     wanted = quantized(name)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import dispatch
+from . import dispatch, formats
 from .layout import cache_shape
 from .runtime.launch.exchange import from_torch, to_torch
 from .runtime.launch.tensors import dtype_of
@@ -70,9 +70,12 @@ def empty_quant_cache(
     head_size: int,
     *,
     value_head_size: int | None = None,
+    format: str = "int8_per_token_head",
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """int8 caches and their float32 scales ``[num_blocks * block_size, num_kv_heads]``, all zeros.
+    """Caches of codes and their float32 scales ``[num_blocks * block_size, num_kv_heads]``, all zeros.
+
+    Codes are int8, or float8_e4m3fn where `format` is ``"fp8_per_token_head"``.
 
     Examples
     --------
@@ -86,7 +89,7 @@ def empty_quant_cache(
         num_kv_heads,
         head_size,
         value_head_size=value_head_size,
-        dtype=torch.int8,
+        dtype=formats.quantized(format).dtype,
         device=device,
     )
     ks, vs = (_zeros((num_blocks * block_size, num_kv_heads), torch.float32, device) for _ in range(2))
@@ -153,7 +156,7 @@ def dequant_cache(
     out: Tensor | None = None,
     blocks: Tensor | None = None,
 ) -> Tensor:
-    """Decode int8 codes: ``float32(code) * scale``, rounded once to `dtype` (by default float32).
+    """Decode int8 or fp8 codes: ``float32(code) * scale``, rounded once to `dtype` (by default float32).
 
     As `kvcache_dpex.dequant_cache`: into `out` where it is given, and only `blocks` where those are.
 

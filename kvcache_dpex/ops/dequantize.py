@@ -16,13 +16,21 @@ from .plan import Variant, across_items, anywhere, choose, launch_of, merged, wi
 _launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
 
 
-def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, blocks: Any = None) -> Any:
-    """Decode int8 codes: ``float32(code) * scale``, rounded once to `dtype`.
+def dequant_cache(
+    q: Any,
+    scales: Any,
+    *,
+    dtype: Any = None,
+    out: Any = None,
+    blocks: Any = None,
+    format: str | None = None,
+) -> Any:
+    """Decode int8 or fp8 codes: ``float32(code) * scale``, rounded once to `dtype`.
 
     Parameters
     ----------
-    q : [num_blocks, block_size, num_kv_heads, head_size], int8
-        Codes, of any strides.
+    q : [num_blocks, block_size, num_kv_heads, head_size], int8, float8_e4m3fn or uint8
+        Codes, of any strides. uint8 arrays hold the bits of float8_e4m3fn.
     scales : [num_blocks * block_size, num_kv_heads], float32
         Scales by slot; ``[num_blocks, block_size, num_kv_heads]`` is accepted. A scale that is not finite
         gives NaN for its row.
@@ -33,6 +41,9 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
     blocks : [...], int32 or int64
         Decode only these blocks, such as a block table; result block ``n`` is block ``blocks[n]``, and
         zeros where `blocks` is negative or names no block. By default every block, in order.
+    format
+        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``. By default the one that the dtype of `q` says;
+        uint8 arrays need it.
 
     Returns
     -------
@@ -60,7 +71,7 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
         shape = (codes[0][:1] if chosen is None else chosen[0]) + codes[0][1:]
         out = arrays.empty_like(q, shape, wanted)
     out_at, result = read_output(out, "out")
-    geometry = (codes, scale_fields, chosen, result, dtype, (q_at | out_at) % 16)
+    geometry = (codes, scale_fields, chosen, result, dtype, format, (q_at | out_at) % 16)
     prepared = _launches.get(geometry)
     if prepared is None:
         launch.make_room(_launches)
@@ -70,11 +81,11 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
 
 
 def _prepare(
-    q: tuple, scales: tuple, blocks: tuple | None, out: tuple, dtype: Any, alignment: int
+    q: tuple, scales: tuple, blocks: tuple | None, out: tuple, dtype: Any, format: Any, alignment: int
 ) -> Callable[[tuple[int, ...], Any], None]:
     """The launch for one geometry, once it is known to be right."""
     codes, result = Operand(*q), Operand(*out)
-    validate.codes("q", codes)
+    code_type = validate.codes("q", codes, format)
     if len(codes.shape) != 4:
         raise ValueError(
             f"`q` must have shape [num_blocks, block_size, num_kv_heads, head_size], got {list(codes.shape)}"
@@ -92,7 +103,7 @@ def _prepare(
     )
     if 0 in result.shape:
         return launch.nothing
-    types = {"value": value_type, "code": "int8", "block": chosen.dtype_name if chosen else "int64"}
+    types = {"value": value_type, "code": code_type, "block": chosen.dtype_name if chosen else "int64"}
     return plan(codes, scale, chosen, result, types, alignment or 16)
 
 

@@ -29,27 +29,34 @@ def reshape_and_cache_quant(
     slot_mapping: Any,
     *,
     dtype: Any = None,
+    format: str | None = None,
     check_slots: bool = False,
 ) -> None:
     """Quantize row ``token`` of `key` and `value` into slot ``slot_mapping[token]``, in place.
 
-    For each token and head, ``scale = max|x| / 127`` and ``code = clamp(rint(x / scale), -127, 127)`` in
-    float32, with IEEE division and ties to even, on every device. A row of zeros, or one whose scale
-    underflows to 0, gives codes 0 and scale 0. A row with NaN or infinity gives codes 0 and that as its
-    scale, so that it decodes to NaN, and no other row does.
+    For each token and head, in float32 with IEEE division and ties to even, on every device:
+
+    * ``int8_per_token_head``: ``scale = max|x| / 127``, ``code = clamp(rint(x / scale), -127, 127)``
+    * ``fp8_per_token_head``: ``scale = max|x| / 448``, ``code = e4m3fn(clamp(x / scale, -448, 448))``
+
+    A row of zeros, or one whose scale underflows to 0, gives codes 0 and scale 0. A row with NaN or
+    infinity gives codes 0 and that as its scale, so that it decodes to NaN, and no other row does.
 
     Parameters
     ----------
     key, value : [num_tokens, num_kv_heads, head_size], float32, float16 or bfloat16
         New rows of any strides; `value` may have a head size of its own.
-    kq, vq : [num_blocks, block_size, num_kv_heads, head_size], int8
-        Codes, changed in place.
+    kq, vq : [num_blocks, block_size, num_kv_heads, head_size], int8, float8_e4m3fn or uint8
+        Codes, changed in place. uint8 arrays hold the bits of float8_e4m3fn.
     ks, vs : [num_blocks * block_size, num_kv_heads], float32
         Scales by slot, changed in place; ``[num_blocks, block_size, num_kv_heads]`` is accepted.
     slot_mapping : [num_tokens], int32 or int64
         As for `reshape_and_cache`: negative slots skip, slots beyond the capacity are never written.
     dtype
         ``"bfloat16"`` where `key` and `value` are uint16 arrays that hold bfloat16 bits.
+    format
+        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``. By default the one that the dtype of `kq`
+        says; uint8 arrays need it.
     check_slots
         Read the slots back first and raise where one is too large or appears twice.
 
@@ -83,7 +90,20 @@ def reshape_and_cache_quant(
     vs_at, vs_is = read_output(vs, "vs")
     slots_at, slots = read(slot_mapping, "slot_mapping")
     alignment = (key_at | value_at | kq_at | vq_at) % 16
-    geometry = (k, v, kq_is, vq_is, ks_is, vs_is, slots, dtype, alignment, kq_at == vq_at, ks_at == vs_at)
+    geometry = (
+        k,
+        v,
+        kq_is,
+        vq_is,
+        ks_is,
+        vs_is,
+        slots,
+        dtype,
+        format,
+        alignment,
+        kq_at == vq_at,
+        ks_at == vs_at,
+    )
     prepared = _launches.get(geometry)
     if prepared is None:
         launch.make_room(_launches)
@@ -105,6 +125,7 @@ def _prepare(
     value_scales: tuple,
     slot_mapping: tuple,
     dtype: Any,
+    format: Any,
     alignment: int,
     same_codes: bool,
     same_scales: bool,
@@ -118,7 +139,9 @@ def _prepare(
         raise TypeError(f"`value` must have the dtype of `key`, {k.dtype_name}, got {v.dtype_name}")
     for name, codes, rows_name, rows in (("kq", kq, "key", k), ("vq", vq, "value", v)):
         validate.cache(name, codes, rows_name, rows)
-        validate.codes(name, codes)
+        code_type = validate.codes(name, codes, format)
+    if vq.dtype != kq.dtype:
+        raise TypeError(f"`vq` must have the dtype of `kq`, {kq.dtype_name}, got {vq.dtype_name}")
     validate.same_slots("vq", vq, "kq", kq)
     ks = validate.scales("ks", Operand(*key_scales), "kq", kq)
     vs = validate.scales("vs", Operand(*value_scales), "vq", vq)
@@ -130,7 +153,7 @@ def _prepare(
     validate.same_queue(key=k, value=v, kq=kq, vq=vq, ks=ks, vs=vs, slot_mapping=slots)
     if slots.shape[0] == 0 or 0 in kq.shape[:3]:
         return launch.nothing
-    types = {"value": value_type, "code": "int8", "slot": slots.dtype_name}
+    types = {"value": value_type, "code": code_type, "slot": slots.dtype_name}
     return plan(k, v, kq, vq, ks, vs, slots, types, alignment or 16)
 
 

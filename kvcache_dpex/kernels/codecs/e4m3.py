@@ -52,6 +52,5 @@ def value_of(code, scale):
         number = float_from_bits(np.int32(STEPS_BITS | magnitude)) - STEPS
     else:
         number = float_from_bits(np.int32((magnitude + REBIAS) << np.uint32(20)))
-    if magnitude == NAN_CODE:
-        number = float_from_bits(NAN)
-    return scaled(-number if code >= 0x80 else number, scale)
+    value = scaled(-number if code >= 0x80 else number, scale)
+    return float_from_bits(NAN) if magnitude == NAN_CODE else value
