@@ -81,7 +81,9 @@ def test_no_kernel_grows_unnoticed(name, facts):
     kernel = name.split("-")[0]
     assert kernel in INSTRUCTIONS, f"no bound for kernel {kernel}: add one to INSTRUCTIONS"
     counts = {product: facts[name, product].instructions for product in native.PRODUCTS}
-    assert max(counts.values()) <= INSTRUCTIONS[kernel], counts
+    # Few devices have instructions for fp8: its casts are integer arithmetic.
+    factor = 2 if "float8_e4m3fn" in name else 1
+    assert max(counts.values()) <= factor * INSTRUCTIONS[kernel], counts
 
 
 def test_the_fast_path_moves_16_bytes_a_lane(facts):
