@@ -137,7 +137,7 @@ def test_the_reader_of_imports_reads_them_all():
     """Guards the tests above: known imports of every kind are found, with the right room."""
     assert ("runtime.environment", True, True) in imports(Path("runtime/launch/launch.py"))
     assert ("runtime.compile.store", True, True) in imports(Path("runtime/launch/launch.py"))
-    assert ("kernels.scatter", True, True) in imports(Path("ops/write.py"))
+    assert ("kernels.scatter_gpu", True, True) in imports(Path("ops/write.py"))
     assert ("dpctl", False, False) in imports(Path("runtime/environment/devices.py"))
     assert ("numba_dpex", False, False) in imports(Path("runtime/compile/compiler.py"))
     assert ("ops.allocate", True, False) in imports(Path("__init__.py"))
