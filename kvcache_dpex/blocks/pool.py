@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
-from ..layout import cache_shape, whole_number
+from ..layout import cache_shapes, whole_number
 from .arguments import ExtraKeys, Tokens, new_tokens
 from .inventory import Inventory, OutOfBlocks
 from .readings import PoolReadings
@@ -47,7 +47,7 @@ class BlockPool(PoolReadings):
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, sliding_window: int | None = None) -> None:
-        self.num_blocks, self.block_size = cache_shape(num_blocks, block_size, 1, 1)[:2]
+        self.num_blocks, self.block_size = cache_shapes(num_blocks, block_size, 1, 1)[0][:2]
         if sliding_window is not None:
             sliding_window = whole_number("sliding_window", sliding_window, least=1)
         self.sliding_window = sliding_window

@@ -1,23 +1,61 @@
-"""dequant_cache: int8 codes and their scales as floating-point values again."""
+"""dequant_cache: codes and their scales as floating-point values again."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
-from ..kernels.dequantize import dequantize
-from ..kernels.dequantize_any import dequantize_any
-from ..kernels.dequantize_spread import dequantize_spread
-from ..layout import contiguous_strides
-from ..runtime.compile import store
-from ..runtime.launch import arrays, launch
-from ..runtime.launch.arrays import Operand, read, read_output
+from ..kernels.dequantize_cpu import dequantize_cpu
+from ..kernels.dequantize_gpu import dequantize_gpu
+from ..kernels.dequantize_strided import dequantize_strided
+from ..runtime.launch.arrays import Operand
 from . import validate
-from .geometry import head_groups, row_groups
+from .calls import Plan, Result
+from .declaration import Array, DType, Written
+from .groups import head_groups, row_groups
+from .operation import operation, perform
+from .plan import Variant, across_items, anywhere, choose, merged, plan_of, within_items
 
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+
+def _check(q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand | None) -> None:
+    validate.codes("q", q)
+    if len(q.shape) != 4:
+        raise ValueError(
+            f"`q` must have shape [num_blocks, block_size, num_kv_heads, head_size], got {list(q.shape)}"
+        )
+    validate.scales("scales", scales, "q", q)
+    if blocks is not None:
+        validate.blocks(blocks)
+    if out is not None:
+        validate.float_type("out", out, dtype)
+    elif dtype is not None:
+        validate.float_name("dtype", dtype)
 
 
-def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, blocks: Any = None) -> Any:
+def _result(q: Operand, dtype: Any, blocks: Operand | None, **others: Any) -> Result:
+    leading = q.shape[:1] if blocks is None else blocks.shape
+    return Result(
+        (*leading, *q.shape[1:]), "float32" if dtype is None else validate.float_name("dtype", dtype)
+    )
+
+
+def _plan(
+    q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand, alignment: int
+) -> Plan | None:
+    if 0 in out.shape:
+        return None
+    chosen = None if blocks is None else validate.blocks(blocks)
+    value_type = validate.float_type("out", out, dtype)
+    types = {"value": value_type, "code": "int8", "block": chosen.dtype_name if chosen else "int64"}
+    scales = validate.scales("scales", scales, "q", q)
+    out = validate.leading_axes_merged("out", out, len(out.shape) - 3)
+    operands = q, scales, chosen, out, types, alignment
+    return choose(VARIANTS, q.queue.sycl_device, value_type, q.shape[3], *operands)
+
+
+@operation(_check, _plan, result=_result, aligned="q out")
+def dequant_cache(
+    q: Array, scales: Array, *, dtype: DType = None, blocks: Array = None, out: Written = None
+) -> Any:
     """Decode int8 codes: ``float32(code) * scale``, rounded once to `dtype`.
 
     Parameters
@@ -29,11 +67,11 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
         gives NaN for its row.
     dtype
         ``"float32"`` (the default), ``"float16"`` or ``"bfloat16"``, whose bits come as uint16.
-    out
-        Where to put the result, changed in place; by default a new array.
     blocks : [...], int32 or int64
         Decode only these blocks, such as a block table; result block ``n`` is block ``blocks[n]``, and
         zeros where `blocks` is negative or names no block. By default every block, in order.
+    out
+        Where to put the result, changed in place; by default a new array.
 
     Returns
     -------
@@ -52,115 +90,83 @@ def dequant_cache(q: Any, scales: Any, *, dtype: Any = None, out: Any = None, bl
     >>> kv.dequant_cache(kq, ks, dtype="float16").shape
     (4, 16, 8, 128)
     """
-    launch.refuse_after_fork()
-    q_at, codes = read(q, "q")
-    scales_at, scale_fields = read(scales, "scales")
-    blocks_at, chosen = (q_at, None) if blocks is None else read(blocks, "blocks")
-    if out is None:
-        wanted = "float32" if dtype is None else validate.float_name("dtype", dtype)
-        shape = (codes[0][:1] if chosen is None else chosen[0]) + codes[0][1:]
-        out = arrays.empty_like(q, shape, wanted)
-    out_at, result = read_output(out, "out")
-    geometry = (codes, scale_fields, chosen, result, dtype, q_at % 8 != 0 or out_at % 16 != 0)
-    prepared = _launches.get(geometry)
-    if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
-    prepared((q_at, scales_at, blocks_at, out_at), (q, scales, blocks, out))
-    return out
+    return perform(dequant_cache, (q, scales, blocks, out), (dtype,))
 
 
-def _prepare(
-    q: tuple, scales: tuple, blocks: tuple | None, out: tuple, dtype: Any, misaligned: bool
-) -> Callable[[tuple[int, ...], Any], None]:
-    """The launch for one geometry, once it is known to be right."""
-    codes, result = Operand(*q), Operand(*out)
-    validate.codes("q", codes)
-    if len(codes.shape) != 4:
-        raise ValueError(
-            f"`q` must have shape [num_blocks, block_size, num_kv_heads, head_size], got {list(codes.shape)}"
-        )
-    scale = validate.scales("scales", Operand(*scales), "q", codes)
-    value_type = validate.float_type("out", result, dtype)
-    chosen = None if blocks is None else validate.blocks(Operand(*blocks))
-    leading = codes.shape[:1] if blocks is None else Operand(*blocks).shape
-    if result.shape != (*leading, *codes.shape[1:]):
-        raise ValueError(f"`out` must have shape {[*leading, *codes.shape[1:]]}, got {list(result.shape)}")
-    validate.distinct("out", result)
-    result = validate.leading_axes_merged("out", result, len(leading))
-    validate.same_queue(
-        q=codes, scales=Operand(*scales), out=result, **({"blocks": chosen} if chosen else {})
-    )
-    if 0 in result.shape:
-        return launch.nothing
-    fast = None if misaligned else _in_runs(codes, scale, chosen, result, value_type)
-    return fast or _any(codes, scale, chosen, result, value_type)
-
-
-def _in_runs(
-    codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, value_type: str
-) -> launch.Launch | None:
-    """Blocks of contiguous rows of whole runs; None if not so."""
-    num_blocks, block_size, num_kv_heads, head_size = codes.shape
-    kernel, unit, step, per_item = _kernel_of(codes.queue, value_type)
-    rows = block_size * num_kv_heads
-    if (
-        head_size % step
-        or codes.strides[0] % unit
-        or codes.strides[1:] != contiguous_strides(codes.shape)[1:]
-        or scales.strides[1:] != contiguous_strides(scales.shape)[1:]
-        or out.strides != contiguous_strides(out.shape)
-    ):
+def _whole_rows(
+    kernel: Callable,
+    codes: Operand,
+    scales: Operand,
+    chosen: Operand | None,
+    out: Operand,
+    types: dict[str, str],
+    alignment: int,
+) -> Plan | None:
+    """Blocks of evenly spaced rows of contiguous values; None if not so."""
+    operands = [merged(each, 1) for each in (codes, scales, out)]
+    if None in operands:
         return None
-    strides = (codes.strides[0] // unit, scales.strides[0])
-    blocks_out = out.shape[0]
-    if chosen is None and strides == (rows * head_size // unit, rows):
-        # All blocks in a row are one block to the kernel.
-        rows, num_blocks, blocks_out = rows * num_blocks, 1, 1
-    scalars = (
-        int(chosen is not None),
-        num_blocks,
-        head_size // step,
-        rows,
-        chosen.strides[0] if chosen else 0,
-        *strides,
+    if chosen is None:
+        joined = [merged(each, 0) for each in operands]
+        if None not in joined:  # all blocks as one
+            operands = [_as_one_block(each) for each in joined if each]
+    codes, scales, out = (each for each in operands if each)
+    head_size, per_item = codes.shape[2], 4 if kernel is dequantize_cpu else 16
+    if head_size % 4:
+        return None
+    items, local = row_groups(codes.queue, -(-head_size // per_item), codes.shape[1])
+    return plan_of(
+        kernel,
+        types,
+        ((*items, out.shape[0]), (*local, 1)),
+        alignment,
+        codes=codes,
+        scales=scales,
+        blocks=chosen,
+        out=out,
+        listed=int(chosen is not None),
+        num_blocks=codes.shape[0],
+        rows=codes.shape[1],
+        head_size=head_size,
     )
-    module = store.load(kernel, value=value_type, block=chosen.dtype_name if chosen else "int64")
-    (items, all_rows), (local_items, local_rows) = row_groups(codes.queue, -(-head_size // per_item), rows)
-    return launch.Launch(
-        module, codes.queue, scalars, (items, all_rows, blocks_out), (local_items, local_rows, 1)
-    )
 
 
-def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int, int]:
-    """The kernel for whole blocks that suits a device, and how many codes its strides, a row's length and
-    an item count.
-    """
-    # A CPU converts neighbouring halves together, others one by one.
-    if queue.sycl_device.is_cpu and value_type != "float16":
-        return dequantize_spread, 1, 4, 4
-    run = 4 if value_type == "float32" else 8
-    return dequantize, run, run, 2 * run
+def _as_one_block(operand: Operand) -> Operand:
+    return operand._replace(shape=(1, *operand.shape), strides=(0, *operand.strides))
 
 
-def _any(
-    codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, value_type: str
-) -> launch.Launch:
+def _strided(
+    kernel: Callable,
+    codes: Operand,
+    scales: Operand,
+    chosen: Operand | None,
+    out: Operand,
+    types: dict[str, str],
+    alignment: int,
+) -> Plan | None:
     """Any sizes and strides, a value an item."""
     num_slots = out.shape[0] * out.shape[1]
-    if num_slots > 2**32:
-        raise ValueError(f"`out` must have at most 2**32 slots, got {num_slots}; decode fewer blocks")
-    scalars = (
-        int(chosen is not None),
-        codes.shape[0],
-        num_slots,
-        codes.shape[1],
-        codes.shape[3],
-        chosen.strides[0] if chosen else 0,
-        *codes.strides,
-        *scales.strides,
-        *out.strides,
+    if num_slots >= 2**32:
+        raise ValueError(f"`out` must have fewer than 2**32 slots, got {num_slots}; decode fewer blocks")
+    return plan_of(
+        kernel,
+        types,
+        head_groups(codes.queue, codes.shape[3:], codes.shape[2], num_slots),
+        alignment,
+        codes=codes,
+        scales=scales,
+        blocks=chosen,
+        out=out,
+        listed=int(chosen is not None),
+        num_blocks=codes.shape[0],
+        num_slots=num_slots,
+        block_size=codes.shape[1],
+        head_size=codes.shape[3],
     )
-    module = store.load(dequantize_any, value=value_type, block=chosen.dtype_name if chosen else "int64")
-    groups = head_groups(codes.queue, codes.shape[3:], codes.shape[2], num_slots)
-    return launch.Launch(module, codes.queue, scalars, *groups)
+
+
+VARIANTS = (
+    Variant(dequantize_cpu, across_items, _whole_rows),
+    Variant(dequantize_gpu, within_items, _whole_rows),
+    Variant(dequantize_strided, anywhere, _strided),
+)

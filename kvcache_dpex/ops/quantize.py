@@ -2,34 +2,91 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable
 
-from ..kernels.quantize_any import quantize_any
-from ..kernels.quantize_lanes import quantize_lanes
-from ..kernels.quantize_rows import quantize_rows
-from ..kernels.quantize_spread import quantize_spread
-from ..layout import uniform_slot_stride
-from ..runtime.compile import store
-from ..runtime.launch import launch
-from ..runtime.launch.arrays import Operand, read, read_output
+from ..kernels.quantize_cpu import quantize_cpu
+from ..kernels.quantize_gpu import quantize_gpu
+from ..kernels.quantize_strided import quantize_strided
+from ..runtime.launch.arrays import Operand
 from . import validate
-from .geometry import CPU_VECTOR, group_limit, lane_groups, round_up
+from .calls import Plan
+from .declaration import Array, DType, Written
+from .groups import CPU_VECTOR, group_limit, lane_groups, round_up
+from .operation import operation, perform
+from .plan import Variant, across_items, anywhere, choose, fills_vectors, merged, plan_of, within_items
 
 MAX_LANES = 32
 
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+
+def _check(
+    key: Operand,
+    value: Operand,
+    kq: Operand,
+    vq: Operand,
+    ks: Operand,
+    vs: Operand,
+    slot_mapping: Operand,
+    dtype: Any,
+    check_slots: bool,
+) -> None:
+    validate.rows(key, value)
+    validate.float_type("key", key, dtype)
+    if value.dtype != key.dtype:
+        raise TypeError(f"`value` must have the dtype of `key`, {key.dtype_name}, got {value.dtype_name}")
+    for name, codes, rows_name, rows in (("kq", kq, "key", key), ("vq", vq, "value", value)):
+        validate.cache(name, codes, rows_name, rows)
+        validate.codes(name, codes)
+    validate.same_slots("vq", vq, "kq", kq)
+    validate.scales("ks", ks, "kq", kq)
+    validate.scales("vs", vs, "vq", vq)
+    validate.slots(slot_mapping, key.shape[0])
+    validate.head_sizes(key, value)
 
 
+def _require_slots(kq: Any, slot_mapping: Any, check_slots: bool, **others: Any) -> None:
+    if check_slots:
+        validate.slot_values(slot_mapping, kq.shape[0] * kq.shape[1])
+
+
+def _plan(
+    key: Operand,
+    value: Operand,
+    kq: Operand,
+    vq: Operand,
+    ks: Operand,
+    vs: Operand,
+    slot_mapping: Operand,
+    dtype: Any,
+    check_slots: bool,
+    alignment: int,
+) -> Plan | None:
+    if slot_mapping.shape[0] == 0 or 0 in kq.shape[:3]:
+        return None
+    value_type = validate.float_type("key", key, dtype)
+    types = {"value": value_type, "code": "int8", "slot": slot_mapping.dtype_name}
+    by_block = validate.scales("ks", ks, "kq", kq), validate.scales("vs", vs, "vq", vq)
+    operands = key, value, kq, vq, *by_block, slot_mapping, types, alignment
+    return choose(VARIANTS, key.queue.sycl_device, value_type, key.shape[2], *operands)
+
+
+@operation(
+    _check,
+    _plan,
+    aligned="key value kq vq",
+    may_overlap=[("kq", "vq"), ("ks", "vs")],
+    before=_require_slots,
+)
 def reshape_and_cache_quant(
-    key: Any,
-    value: Any,
-    kq: Any,
-    vq: Any,
-    ks: Any,
-    vs: Any,
-    slot_mapping: Any,
+    key: Array,
+    value: Array,
+    kq: Written,
+    vq: Written,
+    ks: Written,
+    vs: Written,
+    slot_mapping: Array,
     *,
-    dtype: Any = None,
+    dtype: DType = None,
     check_slots: bool = False,
 ) -> None:
     """Quantize row ``token`` of `key` and `value` into slot ``slot_mapping[token]``, in place.
@@ -75,67 +132,12 @@ def reshape_and_cache_quant(
     >>> int(dpnp.asnumpy(kq)[1, 1, 0, 0]), float(127 * ks[17, 0])
     (127, 1.0)
     """
-    launch.refuse_after_fork()
-    key_at, k = read(key, "key")
-    value_at, v = read(value, "value")
-    kq_at, kq_is = read_output(kq, "kq")
-    vq_at, vq_is = read_output(vq, "vq")
-    ks_at, ks_is = read_output(ks, "ks")
-    vs_at, vs_is = read_output(vs, "vs")
-    slots_at, slots = read(slot_mapping, "slot_mapping")
-    misaligned = (key_at | value_at) % 16 != 0 or (kq_at | vq_at) % 8 != 0
-    geometry = (k, v, kq_is, vq_is, ks_is, vs_is, slots, dtype, misaligned, kq_at == vq_at, ks_at == vs_at)
-    prepared = _launches.get(geometry)
-    if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
-    if check_slots:
-        validate.slot_values(slot_mapping, kq_is[0][0] * kq_is[0][1])
-    prepared(
-        (key_at, value_at, kq_at, vq_at, ks_at, vs_at, slots_at),
-        (key, value, kq, vq, ks, vs, slot_mapping),
-    )
-
-
-def _prepare(
-    key: tuple,
-    value: tuple,
-    key_codes: tuple,
-    value_codes: tuple,
-    key_scales: tuple,
-    value_scales: tuple,
-    slot_mapping: tuple,
-    dtype: Any,
-    misaligned: bool,
-    same_codes: bool,
-    same_scales: bool,
-) -> Callable[[tuple[int, ...], Any], None]:
-    """The launch for one geometry, once it is known to be right."""
-    k, v, kq, vq = Operand(*key), Operand(*value), Operand(*key_codes), Operand(*value_codes)
-    slots = Operand(*slot_mapping)
-    validate.rows(k, v)
-    value_type = validate.float_type("key", k, dtype)
-    if v.dtype != k.dtype:
-        raise TypeError(f"`value` must have the dtype of `key`, {k.dtype_name}, got {v.dtype_name}")
-    for name, codes, rows_name, rows in (("kq", kq, "key", k), ("vq", vq, "value", v)):
-        validate.cache(name, codes, rows_name, rows)
-        validate.codes(name, codes)
-    validate.same_slots("vq", vq, "kq", kq)
-    ks = validate.scales("ks", Operand(*key_scales), "kq", kq)
-    vs = validate.scales("vs", Operand(*value_scales), "vq", vq)
-    for same, name, other in ((same_codes, "vq", "kq"), (same_scales, "vs", "ks")):
-        if same and 0 not in kq.shape:
-            raise ValueError(f"`{name}` must not be the memory of `{other}`")
-    validate.slots(slots, k.shape[0])
-    validate.head_sizes(k, v)
-    validate.same_queue(key=k, value=v, kq=kq, vq=vq, ks=ks, vs=vs, slot_mapping=slots)
-    if slots.shape[0] == 0 or 0 in kq.shape[:3]:
-        return launch.nothing
-    fast = None if misaligned else _in_lanes(k, v, kq, vq, ks, vs, slots, value_type)
-    return fast or _in_groups(k, v, kq, vq, ks, vs, slots, value_type)
+    arrays = key, value, kq, vq, ks, vs, slot_mapping
+    perform(reshape_and_cache_quant, arrays, (dtype, check_slots))
 
 
 def _in_lanes(
+    kernel: Callable,
     k: Operand,
     v: Operand,
     kq: Operand,
@@ -143,47 +145,35 @@ def _in_lanes(
     ks: Operand,
     vs: Operand,
     slots: Operand,
-    value_type: str,
-) -> launch.Launch | None:
+    types: dict[str, str],
+    alignment: int,
+) -> Plan | None:
     """Heads of whole sixteens in evenly spaced slots; None if not so."""
-    if v.shape != k.shape or k.shape[2] % 16 or any(operand.strides[-1] != 1 for operand in (k, v, kq, vq)):
+    caches = [merged(each, 0) for each in (kq, vq, ks, vs)]
+    num_tokens, num_kv_heads, lanes = slots.shape[0], k.shape[1], k.shape[2] // 16
+    if k.shape != v.shape or k.shape[2] % 16 or lanes > MAX_LANES or None in caches:
         return None
-    kernel, unit, vector = _kernel_of(k.queue, value_type)
-    num_tokens, num_kv_heads, head_size = slots.shape[0], *k.shape[1:]
-    strides = [k.strides[0], k.strides[1], v.strides[0], v.strides[1]]
-    scale_strides = []
-    for codes, scales in ((kq, ks), (vq, vs)):
-        codes_slot = uniform_slot_stride(codes.shape, codes.strides)
-        scales_slot = uniform_slot_stride(scales.shape, scales.strides)
-        if codes_slot is None or scales_slot is None:
-            return None
-        strides += [codes_slot, codes.strides[2]]
-        scale_strides += [scales_slot, scales.strides[2]]
-    lanes = head_size // 16
-    if lanes == 0 or lanes > MAX_LANES or lanes % vector or any(stride % unit for stride in strides):
-        return None
-    scalars = (
-        num_tokens,
-        num_kv_heads,
-        lanes,
-        kq.shape[0] * kq.shape[1],
-        slots.strides[0],
-        *(stride // unit for stride in strides),
-        *scale_strides,
+    return plan_of(
+        kernel,
+        types,
+        lane_groups(k.queue, lanes, num_kv_heads, num_tokens),
+        alignment,
+        key=k,
+        value=v,
+        key_codes=caches[0],
+        value_codes=caches[1],
+        key_scales=caches[2],
+        value_scales=caches[3],
+        slot_mapping=slots,
+        num_tokens=num_tokens,
+        num_kv_heads=num_kv_heads,
+        num_slots=kq.shape[0] * kq.shape[1],
+        lanes=lanes,
     )
-    module = store.load(kernel, value=value_type, slot=slots.dtype_name)
-    return launch.Launch(module, k.queue, scalars, *lane_groups(k.queue, lanes, num_kv_heads, num_tokens))
-
-
-def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int]:
-    """The kernel of lanes that suits a device, what its strides count, and of what lanes are a multiple."""
-    if not queue.sycl_device.is_cpu:
-        return quantize_lanes, 8, 1
-    # A CPU converts neighbouring halves together, others one by one.
-    return (quantize_lanes, 8, CPU_VECTOR) if value_type == "float16" else (quantize_spread, 1, CPU_VECTOR)
 
 
 def _in_groups(
+    kernel: Callable,
     k: Operand,
     v: Operand,
     kq: Operand,
@@ -191,37 +181,57 @@ def _in_groups(
     ks: Operand,
     vs: Operand,
     slots: Operand,
-    value_type: str,
-) -> launch.Launch:
-    """Any sizes and strides, a work-group for each token and head."""
-    if kq.shape[0] * kq.shape[1] > 2**32:
+    types: dict[str, str],
+    alignment: int,
+    *,
+    step: str,
+) -> Plan | None:
+    """Any sizes and strides, a work-group for each token and head; with step 1, contiguous heads only."""
+    if kq.shape[0] * kq.shape[1] >= 2**32:
         raise ValueError(
-            "`kq` must have at most 2**32 slots unless its heads are contiguous multiples of 16 values, "
+            "`kq` must have fewer than 2**32 slots unless its heads are contiguous multiples of 16 values, "
             f"got {kq.shape[0]} blocks of {kq.shape[1]}"
         )
-    device, largest = k.queue.sycl_device, max(k.shape[2], v.shape[2])
-    lanes = min(round_up(-(-largest // 8), CPU_VECTOR), group_limit(device))
-    if largest > 8 * lanes:
+    device, sizes = k.queue.sycl_device, (k.shape[2], v.shape[2])
+    lanes = min(round_up(-(-max(sizes) // 8), CPU_VECTOR), group_limit(device))
+    if max(sizes) > 8 * lanes:
         raise ValueError(
-            f"`key` and `value` must have heads of at most {8 * lanes} values on {device.name}, got {largest}"
+            f"`key` and `value` must have heads of at most {8 * lanes} values on {device.name}, "
+            f"got {max(sizes)}"
         )
-    operands: tuple[Operand, ...] = (k, v, kq, vq)
-    rows = _whole_rows(operands, lanes)
-    if rows:
-        operands = tuple(operand._replace(strides=operand.strides[:-1]) for operand in operands)
-    scalars = (
-        lanes,
-        kq.shape[0] * kq.shape[1],
-        kq.shape[1],
-        k.shape[2],
-        v.shape[2],
-        slots.strides[0],
-        *(stride for operand in (*operands, ks, vs) for stride in operand.strides),
+    if step == "1" and min(sizes) < lanes:
+        return None
+    return plan_of(
+        kernel,
+        {**types, "step": step},
+        ((lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1)),
+        alignment,
+        key=k,
+        value=v,
+        key_codes=kq,
+        value_codes=vq,
+        key_scales=ks,
+        value_scales=vs,
+        slot_mapping=slots,
+        num_slots=kq.shape[0] * kq.shape[1],
+        block_size=kq.shape[1],
+        key_size=sizes[0],
+        value_size=sizes[1],
+        lanes=lanes,
     )
-    module = store.load(quantize_rows if rows else quantize_any, value=value_type, slot=slots.dtype_name)
-    return launch.Launch(module, k.queue, scalars, (lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1))
 
 
-def _whole_rows(operands: tuple[Operand, ...], lanes: int) -> bool:
-    """Whether every row has contiguous values, at least one for each item."""
-    return all(operand.strides[-1] == 1 and operand.shape[-1] >= lanes for operand in operands)
+def _spread(device: Any, value_type: str, head_size: int) -> bool:
+    return across_items(device, value_type) and fills_vectors(device, head_size, 16)
+
+
+def _in_eights(device: Any, value_type: str, head_size: int) -> bool:
+    return within_items(device, value_type) and fills_vectors(device, head_size, 16)
+
+
+VARIANTS = (
+    Variant(quantize_cpu, _spread, _in_lanes),
+    Variant(quantize_gpu, _in_eights, _in_lanes),
+    Variant(quantize_strided, anywhere, partial(_in_groups, step="1")),
+    Variant(quantize_strided, anywhere, partial(_in_groups, step="any")),
+)

@@ -4,26 +4,77 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ..kernels.scatter import scatter
+from ..kernels.scatter_cpu import scatter_cpu
+from ..kernels.scatter_gpu import scatter_gpu
 from ..kernels.scatter_strided import scatter_strided
-from ..kernels.scatter_words import scatter_words
-from ..layout import uniform_slot_stride
-from ..runtime.compile import store
-from ..runtime.launch import launch
-from ..runtime.launch.arrays import Operand, read, read_output
+from ..runtime.compile import parameters
+from ..runtime.launch.arrays import Operand
 from . import validate
-from .geometry import head_groups, row_groups, vector_groups
+from .calls import Plan
+from .declaration import Array, Written
+from .groups import head_groups, row_groups, vector_groups
+from .operation import operation, perform
+from .plan import Variant, across_items, anywhere, choose, in_units, merged, plan_of, within_items
 
-_UNIT = 16  # the alignment of pointers that is looked at, in bytes
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+_UNIT = 16  # bytes, the widest access of an item
 
 
+def _check(
+    key: Operand,
+    value: Operand,
+    key_cache: Operand,
+    value_cache: Operand,
+    slot_mapping: Operand,
+    check_slots: bool,
+) -> None:
+    validate.rows(key, value)
+    validate.cache("key_cache", key_cache, "key", key)
+    validate.cache("value_cache", value_cache, "value", value)
+    validate.same_slots("value_cache", value_cache, "key_cache", key_cache)
+    validate.slots(slot_mapping, key.shape[0])
+    validate.head_sizes(key, value)
+    for name, other in (("value", value), ("key_cache", key_cache), ("value_cache", value_cache)):
+        if other.dtype != key.dtype:
+            raise TypeError(
+                f"`{name}` must have the dtype of `key`, {key.dtype_name}, got {other.dtype_name}"
+            )
+    if key.itemsize not in (1, 2, 4, 8):
+        raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {key.dtype_name}")
+
+
+def _require_slots(key_cache: Any, slot_mapping: Any, check_slots: bool, **others: Any) -> None:
+    if check_slots:
+        validate.slot_values(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
+
+
+def _plan(
+    key: Operand,
+    value: Operand,
+    key_cache: Operand,
+    value_cache: Operand,
+    slot_mapping: Operand,
+    check_slots: bool,
+    alignment: int,
+) -> Plan | None:
+    if slot_mapping.shape[0] == 0 or 0 in key_cache.shape[:3]:
+        return None
+    operands = key, value, key_cache, value_cache, slot_mapping
+    return choose(VARIANTS, key.queue.sycl_device, None, None, *operands, alignment)
+
+
+@operation(
+    _check,
+    _plan,
+    aligned="key value key_cache value_cache",
+    may_overlap=[("key_cache", "value_cache")],
+    before=_require_slots,
+)
 def reshape_and_cache(
-    key: Any,
-    value: Any,
-    key_cache: Any,
-    value_cache: Any,
-    slot_mapping: Any,
+    key: Array,
+    value: Array,
+    key_cache: Written,
+    value_cache: Written,
+    slot_mapping: Array,
     *,
     check_slots: bool = False,
 ) -> None:
@@ -74,144 +125,84 @@ def reshape_and_cache(
     >>> float(key_cache.sum()), float(value_cache[1, 1].sum())
     (1024.0, 2048.0)
     """
-    launch.refuse_after_fork()
-    key_at, k = read(key, "key")
-    value_at, v = read(value, "value")
-    key_cache_at, kc = read_output(key_cache, "key_cache")
-    value_cache_at, vc = read_output(value_cache, "value_cache")
-    slots_at, slots = read(slot_mapping, "slot_mapping")
-    alignment = (key_at | value_at | key_cache_at | value_cache_at) % _UNIT
-    geometry = (k, v, kc, vc, slots, alignment, key_cache_at == value_cache_at)
-    prepared = _launches.get(geometry)
-    if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
-    if check_slots:
-        validate.slot_values(slot_mapping, kc[0][0] * kc[0][1])
-    prepared(
-        (key_at, value_at, key_cache_at, value_cache_at, slots_at),
-        (key, value, key_cache, value_cache, slot_mapping),
-    )
-
-
-def _prepare(
-    key: tuple,
-    value: tuple,
-    key_cache: tuple,
-    value_cache: tuple,
-    slot_mapping: tuple,
-    alignment: int,
-    same: bool,
-) -> Callable[[tuple[int, ...], Any], None]:
-    """The launch for one geometry, once it is known to be right."""
-    k, v, kc, vc = Operand(*key), Operand(*value), Operand(*key_cache), Operand(*value_cache)
-    slots = Operand(*slot_mapping)
-    _validate(k, v, kc, vc, slots)
-    if slots.shape[0] == 0 or 0 in kc.shape[:3]:
-        return launch.nothing
-    if same:
-        raise ValueError("`value_cache` must not be the memory of `key_cache`")
-    whole = _whole_rows(k, v, kc, vc, slots, alignment)
-    return whole or _strided(k, v, kc, vc, slots, alignment)
-
-
-def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) -> None:
-    validate.same_queue(key=k, value=v, key_cache=kc, value_cache=vc, slot_mapping=slots)
-    validate.rows(k, v)
-    validate.cache("key_cache", kc, "key", k)
-    validate.cache("value_cache", vc, "value", v)
-    validate.same_slots("value_cache", vc, "key_cache", kc)
-    validate.slots(slots, k.shape[0])
-    validate.head_sizes(k, v)
-    for name, other in (("value", v), ("key_cache", kc), ("value_cache", vc)):
-        if other.dtype != k.dtype:
-            raise TypeError(f"`{name}` must have the dtype of `key`, {k.dtype_name}, got {other.dtype_name}")
-    if k.itemsize not in (1, 2, 4, 8):
-        raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {k.dtype_name}")
+    perform(reshape_and_cache, (key, value, key_cache, value_cache, slot_mapping), (check_slots,))
 
 
 def _whole_rows(
-    k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
-) -> launch.Launch | None:
+    kernel: Callable, k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
+) -> Plan | None:
     """Rows that are contiguous in whole units and slots that are evenly spaced; None if not so."""
-    kernel, unit, groups = _kernel_of(k.queue)
-    row = k.shape[1] * k.shape[2]
-    strides = [k.strides[0], v.strides[0]]
-    for rows, cache in ((k, kc), (v, vc)):
-        slot_stride = uniform_slot_stride(cache.shape, cache.strides)
-        if slot_stride is None or rows.shape != k.shape:
-            return None
-        if not (_is_one_run(rows) and _is_one_run(cache)):
-            return None
-        strides.append(slot_stride)
-    if alignment % unit or any(count * k.itemsize % unit for count in (row, *strides)):
+    rows, caches = [merged(each, 1) for each in (k, v)], [merged(merged(each, 2), 0) for each in (kc, vc)]
+    unit = parameters.parse(kernel.__annotations__["key"]).unit
+    row, rest = divmod(k.shape[1] * k.shape[2] * k.itemsize, unit)
+    if k.shape != v.shape or rest or None in (*rows, *caches):
         return None
-    units = row * k.itemsize // unit
     num_tokens = slots.shape[0]
-    scalars = (
-        num_tokens,
-        units,
-        kc.shape[0] * kc.shape[1],
-        slots.strides[0],
-        *(stride * k.itemsize // unit for stride in strides),
+    groups = vector_groups if kernel is scatter_cpu else row_groups
+    return plan_of(
+        kernel,
+        {"slot": slots.dtype_name},
+        groups(k.queue, row, num_tokens),
+        alignment,
+        key=rows[0],
+        value=rows[1],
+        key_cache=caches[0],
+        value_cache=caches[1],
+        slot_mapping=slots,
+        num_tokens=num_tokens,
+        num_slots=kc.shape[0] * kc.shape[1],
+        row=row,
     )
-    module = store.load(kernel, slot=slots.dtype_name)
-    return launch.Launch(module, k.queue, scalars, *groups(k.queue, units, num_tokens))
-
-
-def _kernel_of(queue: Any) -> tuple[Callable, int, Callable]:
-    """The kernel for whole rows that suits a device, the bytes of its units, and its work-groups."""
-    return (scatter_words, 8, vector_groups) if queue.sycl_device.is_cpu else (scatter, 16, row_groups)
 
 
 def _strided(
-    k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
-) -> launch.Launch:
+    kernel: Callable, k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
+) -> Plan | None:
     """Any strides, by the widest word that they, the head sizes and the pointers allow."""
-    if kc.shape[0] * kc.shape[1] > 2**32:
+    if kc.shape[0] * kc.shape[1] >= 2**32:
         raise ValueError(
-            f"`key_cache` must have at most 2**32 slots unless its rows are contiguous multiples of "
+            f"`key_cache` must have fewer than 2**32 slots unless its rows are contiguous multiples of "
             f"{_UNIT} bytes, got {kc.shape[0]} blocks of {kc.shape[1]}"
         )
-    heads = k.shape[1]
-    if all(_is_one_run(operand) for operand in (k, v, kc, vc)):
-        k, v, kc, vc = (_merge_heads(operand) for operand in (k, v, kc, vc))
-        heads = 1
-    lengths = [alignment or _UNIT, k.shape[-1] * k.itemsize, v.shape[-1] * v.itemsize]
-    for operand in (k, v, kc, vc):
-        lengths += [abs(stride) * operand.itemsize for stride in operand.strides[:-1]]
-    contiguous = all(operand.strides[-1] == 1 for operand in (k, v, kc, vc))
+    operands = [k, v, kc, vc]
+    whole = [merged(each, len(each.shape) - 2) for each in operands]
+    if None not in whole:  # all heads as one
+        operands = [_with_one_head(each) for each in whole if each]
     word = k.itemsize
-    while contiguous and word < 8 and not any(length % (2 * word) for length in lengths):
-        word *= 2
-    per_word = word // k.itemsize
-
-    def words(strides: tuple[int, ...]) -> tuple[int, ...]:
-        return (*(stride // per_word for stride in strides[:-1]), strides[-1])
-
-    scalars = (
-        slots.shape[0],
-        kc.shape[0] * kc.shape[1],
-        kc.shape[1],
-        k.shape[-1] // per_word,
-        v.shape[-1] // per_word,
-        slots.strides[0],
-        *words(k.strides),
-        *words(v.strides),
-        *words(kc.strides),
-        *words(vc.strides),
+    while word < 8 and alignment % (2 * word) == 0:
+        wider = [in_units(each, 2 * word) for each in operands]
+        if None in wider:
+            break
+        operands, word = [each for each in wider if each], 2 * word
+    key, value, key_cache, value_cache = operands
+    sizes, num_tokens = (key.shape[-1], value.shape[-1]), slots.shape[0]
+    return plan_of(
+        kernel,
+        {"word": f"uint{8 * word}", "slot": slots.dtype_name},
+        head_groups(k.queue, sizes, key.shape[1], num_tokens),
+        alignment,
+        key=key,
+        value=value,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        slot_mapping=slots,
+        num_tokens=num_tokens,
+        num_slots=kc.shape[0] * kc.shape[1],
+        block_size=kc.shape[1],
+        key_size=sizes[0],
+        value_size=sizes[1],
     )
-    module = store.load(scatter_strided, word=f"uint{8 * word}", slot=slots.dtype_name)
-    sizes = (k.shape[-1] // per_word, v.shape[-1] // per_word)
-    return launch.Launch(module, k.queue, scalars, *head_groups(k.queue, sizes, heads, slots.shape[0]))
 
 
-def _is_one_run(operand: Operand) -> bool:
-    """Whether a row's heads follow one another without a gap."""
-    return operand.strides[-1] == 1 and operand.strides[-2] == operand.shape[-1]
+def _with_one_head(operand: Operand) -> Operand:
+    """Rows as one head each."""
+    *outer, row = operand.shape
+    *strides, last = operand.strides
+    return operand._replace(shape=(*outer, 1, row), strides=(*strides, row, last))
 
 
-def _merge_heads(operand: Operand) -> Operand:
-    *outer, heads, size = operand.shape
-    row = heads * size
-    return operand._replace(shape=(*outer, 1, row), strides=(*operand.strides[:-2], row, operand.strides[-1]))
+VARIANTS = (
+    Variant(scatter_cpu, across_items, _whole_rows),
+    Variant(scatter_gpu, within_items, _whole_rows),
+    Variant(scatter_strided, anywhere, _strided),
+)
