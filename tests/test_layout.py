@@ -83,17 +83,6 @@ def test_slots_of_blocks_that_are_no_longer_kept():
     assert layout.slots_of_sequence([-1, -1, 5], 2, 10, 4) == [-1] * 6 + [20, 21]
 
 
-def test_slots_beyond_int32():
-    """A table of int32 entries must not make its slots wrap around."""
-    table = np.array([2**28, 2**27], "int32")
-    assert layout.slots_of_sequence(table, 15, 17, 16) == [2**32 + 15, 2**31]
-
-
-def test_slots_before_the_first_token():
-    with pytest.raises(ValueError, match=r"^`start` must be >= 0, got -1$"):
-        layout.slots_of_sequence([7, 0, 2], -1, 4, 16)
-
-
 @pytest.mark.parametrize("position", range(4))
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
