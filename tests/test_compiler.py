@@ -4,7 +4,7 @@ import re
 
 import pytest
 from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
-from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 
 from helpers import output_of
 from kvcache_dpex.runtime.compile import compiler, store
@@ -63,10 +63,10 @@ def test_no_setting_of_the_user_changes_a_module(monkeypatch, module, name, valu
 
 def test_a_variable_that_is_set_late(monkeypatch):
     """numba reads the environment again whenever it compiles."""
-    wanted = store.signature(scatter, slot="int64")
+    wanted = store.signature(scatter_gpu, slot="int64")
     for value in ("1", "0"):
         monkeypatch.setenv("NUMBA_DEBUGINFO", value)
-        assert store.compile_here(scatter, wanted) == store.packaged(wanted).binary
+        assert store.compile_here(scatter_gpu, wanted) == store.packaged(wanted).binary
 
 
 def test_settings_are_restored_after_an_error(monkeypatch):
@@ -89,4 +89,4 @@ def test_a_compiler_that_was_edited_after_its_import(monkeypatch):
     monkeypatch.setattr(compiler.fingerprint, "__wrapped__", lambda: "another")
     message = "the compiler of kvcache_dpex was edited after it was imported: restart Python"
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
-        store.compile_here(scatter, store.signature(scatter, slot="int64"))
+        store.compile_here(scatter_gpu, store.signature(scatter_gpu, slot="int64"))

@@ -184,9 +184,9 @@ def test_kernels_that_nothing_compiles(environment, copy):
 
 
 def test_a_damaged_kernel(environment, copy):
-    (copy / "kvcache_dpex/spirv/scatter-int32.spv").write_bytes(b"")
+    (copy / "kvcache_dpex/spirv/scatter_gpu-int32.spv").write_bytes(b"")
     (found,) = problems(environment, package=copy)
-    assert found.startswith("the kernels cannot be read (scatter-int32.spv of the package is damaged")
+    assert found.startswith("the kernels cannot be read (scatter_gpu-int32.spv of the package is damaged")
 
 
 def test_a_compiler_that_fails(environment):

@@ -197,7 +197,7 @@ def test_threads_compile_a_kernel_once(compilations, monkeypatch, tmp_path):
 
 LOAD = """
 import time
-from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, store
 
 def slow(*arguments):
@@ -207,7 +207,7 @@ def slow(*arguments):
 compiler.available = lambda: True
 compiler.compile_kernel = slow
 store.packaged = lambda wanted: None
-print(store.load(scatter, slot="int64").origin)
+print(store.load(scatter_gpu, slot="int64").origin)
 """
 
 
