@@ -158,9 +158,9 @@ def test_a_folder_that_cannot_be_made(monkeypatch, tmp_path):
     assert cache.read(NAME, IDENTITY) is None
     with cache.lock():
         pass
-    from kvcache_dpex.kernels.scatter import scatter
+    from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 
-    assert store.load(scatter, slot="int64").origin == "packaged"
+    assert store.load(scatter_gpu, slot="int64").origin == "packaged"
     assert cache.problems() == [
         f"{folder} cannot be used (Not a directory); name another folder by KVCACHE_DPEX_CACHE"
     ]
