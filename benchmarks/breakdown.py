@@ -121,11 +121,9 @@ def _staged(work: Work) -> Callable[[Callable[[str], None]], None]:
     kv.reshape_and_cache(*given)
 
     def run(ended: Callable[[str], None]) -> None:
-        arrays, options = WRITE.bind(given, {})
-        ended("arguments bound")
-        addresses, fields = zip(*WRITE.read(arrays))
+        addresses, fields = zip(*WRITE.read(given))
         ended("five arrays read")
-        found = WRITE.prepared[fields, options][addresses]
+        found = WRITE.prepared[fields, (False,)][addresses]
         ended("launch looked up")
         arguments = found._packer.pack(addresses)
         ended("arguments packed")

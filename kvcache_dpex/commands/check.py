@@ -131,11 +131,17 @@ def int8_write(queue: Any) -> list[tuple[str, int]]:
         ),
         (
             f"int8: {len(untouched)} other slots keep every byte of codes and scales",
-            _differences(scales_k[untouched], expected[2][untouched])
-            + _differences(scales_v[untouched], expected[3][untouched])
-            + _differences(codes_k.reshape(-1, HEAD_SIZE), expected[0].reshape(-1, HEAD_SIZE)),
+            sum(
+                _differences(_slots(found)[untouched], _slots(sentinel)[untouched])
+                for found, sentinel in zip((codes_k, codes_v, scales_k, scales_v), expected)
+            ),
         ),
     ]
+
+
+def _slots(cache: np.ndarray) -> np.ndarray:
+    """Codes or scales by slot."""
+    return cache.reshape(NUM_BLOCKS * BLOCK_SIZE, NUM_KV_HEADS, -1)
 
 
 def timing(queue: Any) -> str:

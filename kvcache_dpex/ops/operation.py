@@ -65,7 +65,10 @@ def operation(
     may_overlap: Sequence[tuple[str, str]] = (),
     before: Callable[..., None] | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare an operation by its public function, whose body is its docstring alone.
+    """Declare an operation by its public function.
+
+    The function gets an attribute `operation`, an `Operation`, to which its body hands the arguments:
+    ``return perform(name, (array, ...), (option, ...))``, both in the order of its signature.
 
     Parameters
     ----------
@@ -78,8 +81,8 @@ def operation(
     result
         Called like the check where the operation returns an array, which it declares as ``out``.
     aligned
-        Names of arrays, space-separated; ``alignment`` is what their addresses are multiples of, in bytes, 16 at
-        most.
+        Names of arrays, space-separated; ``alignment`` is the number of bytes, 16 at most, that all their
+        addresses are multiples of.
     may_overlap
         Pairs of written arrays that may share memory as long as they do not start at the same address. Any
         other overlap between a written array and another argument is refused.
@@ -91,15 +94,15 @@ def operation(
         declared = Operation(function, check, plan, result, aligned, may_overlap, before)
         OPERATIONS[declared.name] = declared
         edits.on_edit(declared.forget)
-
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            return declared.run(*declared.bind(arguments, keywords))
-
-        call.operation = declared  # type: ignore[attr-defined]
-        return call  # type: ignore[return-value]
+        function.operation = declared  # type: ignore[attr-defined]
+        return function
 
     return declare
+
+
+def perform(function: Callable[..., Any], given: tuple, options: tuple) -> Any:
+    """Run the operation that a public function declares; see `Operation.run`."""
+    return function.operation.run(given, options)  # type: ignore[attr-defined]
 
 
 class Operation:
@@ -128,12 +131,7 @@ class Operation:
         names = [array.name for array in self.arrays]
         self._aligned = [names.index(name) for name in aligned.split()]
         self._out = names.index("out") if "out" in names else None
-        kinds = [parameter.kind for parameter in self.signature.parameters.values()]
-        self._num_positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self._absent = (None,) * (len(names) - self._num_positional)
         self._defaults = tuple(option.default for option in self.options)
-        self._all_defaults = tuple(parameter.default for parameter in self.parameters)
-        self._places: dict[tuple, tuple[list[int], list[int]]] = {}
 
     def forget(self) -> None:
         """Prepare every call anew, as after an edit of a kernel."""
@@ -142,34 +140,14 @@ class Operation:
     def __repr__(self) -> str:
         return f"<operation {self.name}{self.signature}>"
 
-    def bind(self, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, tuple]:
-        """The arrays and the options of a call, each in the order of declaration."""
-        if not keywords and len(arguments) == self._num_positional:
-            return arguments + self._absent, self._defaults
-        form = (len(arguments), *keywords)
-        places = self._places.get(form)
-        if places is None:
-            places = self._places[form] = self._bound(arguments, keywords)
-        of_arrays, of_options = places
-        values = (*arguments, *keywords.values(), *self._all_defaults)
-        return tuple([values[at] for at in of_arrays]), tuple([values[at] for at in of_options])
-
-    def _bound(self, arguments: tuple, keywords: dict[str, Any]) -> tuple[list[int], list[int]]:
-        """For calls of one form, where each array and option is among its arguments, keywords and defaults."""
-        names = list(self.signature.parameters)
-        try:
-            self.signature.bind(*arguments, **keywords)
-        except TypeError as error:
-            raise TypeError(
-                f"{self.name}() got wrong arguments: {error}; it takes {', '.join(names)}"
-            ) from None
-        given = [*names[: len(arguments)], *keywords]
-        places = {name: len(given) + at for at, name in enumerate(names)}
-        places.update((name, at) for at, name in enumerate(given))
-        return [places[array.name] for array in self.arrays], [places[option.name] for option in self.options]
-
     def run(self, given: tuple, options: tuple) -> Any:
-        """Check, prepare and launch; returns `out` where the operation has a result."""
+        """Check, prepare and launch; returns `out` where the operation has a result.
+
+        Parameters
+        ----------
+        given, options
+            Arrays (None for those that are left out) and options, in the order of the signature.
+        """
         launch.refuse_after_fork()
         read = self.read(given)
         if self._out is not None and given[self._out] is None:
@@ -181,7 +159,7 @@ class Operation:
         except (KeyError, TypeError):
             kind = self._remember(key, self._kind)
         launched = kind[addresses]
-        if self.before is not None and options is not self._defaults:
+        if self.before is not None and options != self._defaults:
             self.before(**self.by_name(given, options))
         launched(addresses, given)
         return None if self._out is None else given[self._out]
@@ -209,6 +187,12 @@ class Operation:
         """What the operation returns for these arguments."""
         assert self.result is not None
         return self.result(**self.by_name(operands, options))
+
+    def options_of(self, arguments: tuple, keywords: dict[str, Any]) -> tuple:
+        """The options of a call, in the order of the signature."""
+        bound = self.signature.bind(*arguments, **keywords)
+        bound.apply_defaults()
+        return tuple(bound.arguments[option.name] for option in self.options)
 
     def by_name(self, given: Sequence[Any], options: tuple) -> dict[str, Any]:
         values = {array.name: value for array, value in zip(self.arrays, given)}
