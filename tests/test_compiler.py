@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
+from kvcache_dpex.kernels.quantize_gpu import quantize_gpu
 from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 
 from helpers import output_of
@@ -12,10 +12,10 @@ from kvcache_dpex.runtime.compile import compiler, store
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
 
 COMPILE = """
-from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
+from kvcache_dpex.kernels.quantize_gpu import quantize_gpu
 from kvcache_dpex.runtime.compile import store
-wanted = store.signature(quantize_lanes, value="float16", slot="int64")
-print(store.compile_here(quantize_lanes, wanted) == store.packaged(wanted).binary)
+wanted = store.signature(quantize_gpu, value="float16", code="int8", slot="int64")
+print(store.compile_here(quantize_gpu, wanted) == store.packaged(wanted).binary)
 """
 SETTINGS = {
     "NUMBA_BOUNDSCHECK": "1",
@@ -56,8 +56,8 @@ def test_no_setting_of_the_user_changes_a_module(monkeypatch, module, name, valu
     config = pytest.importorskip(module)
     monkeypatch.setattr(config, name, value)
     before = dict(vars(config))
-    wanted = store.signature(quantize_lanes, value="float16", slot="int64")
-    assert store.compile_here(quantize_lanes, wanted) == store.packaged(wanted).binary
+    wanted = store.signature(quantize_gpu, value="float16", code="int8", slot="int64")
+    assert store.compile_here(quantize_gpu, wanted) == store.packaged(wanted).binary
     assert dict(vars(config)) == before
 
 

@@ -7,9 +7,9 @@ import sys
 import textwrap
 
 import pytest
-from kvcache_dpex.kernels.quantize_rows import quantize_rows
+from kvcache_dpex.kernels.quantize_cpu import quantize_cpu
 from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
-from kvcache_dpex.kernels.scatter_words import scatter_words
+from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
 
 from helpers import ROOT, output_of
 from kvcache_dpex.runtime.compile import compiler, edits, elsewhere, store
@@ -19,8 +19,8 @@ COMPILER = os.environ.get(elsewhere.VARIABLE) or (sys.executable if compiler.ava
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=f"{elsewhere.VARIABLE} names no Python")
 TYPES = [
     (scatter_gpu, {"slot": "int32"}),
-    (scatter_words, {"slot": "int64"}),
-    (quantize_rows, {"value": "bfloat16", "slot": "int64"}),
+    (scatter_cpu, {"slot": "int64"}),
+    (quantize_cpu, {"value": "bfloat16", "code": "float8_e4m3fn", "slot": "int64"}),
 ]
 
 
@@ -178,7 +178,7 @@ def test_a_module_that_was_imported_again_is_compiled_by_a_fresh_process(chosen,
     monkeypatch.setattr(compiler, "available", lambda: True)
     monkeypatch.setattr(edits, "reimported", {"kvcache_dpex.kernels.scatter_gpu"})
     store.compile_signature(scatter_gpu, store.signature(scatter_gpu, slot="int64"))
-    store.compile_signature(scatter_words, store.signature(scatter_words, slot="int64"))
+    store.compile_signature(scatter_cpu, store.signature(scatter_cpu, slot="int64"))
     assert chosen == [sys.executable, None]
 
 
