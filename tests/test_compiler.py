@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from kvcache_dpex.kernels.quantize_gpu import quantize_gpu
-from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 
 from helpers import output_of
+from kvcache_dpex.kernels.quantize_gpu import quantize_gpu
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, store
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")

@@ -7,11 +7,11 @@ import sys
 import textwrap
 
 import pytest
-from kvcache_dpex.kernels.quantize_cpu import quantize_cpu
-from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
-from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
 
 from helpers import ROOT, output_of
+from kvcache_dpex.kernels.quantize_cpu import quantize_cpu
+from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, edits, elsewhere, store
 
 # In an environment without numba-dpex the developer names a Python that has it.
