@@ -39,7 +39,7 @@ def read(tensor: torch.Tensor) -> tuple[int, tuple]:
         raise Unreadable(f"must be on the CPU or an XPU, got a tensor on {tensor.device}")
     if tensor.is_neg():
         raise Unreadable("must hold its own values, got a negated view; .resolve_neg() makes one that does")
-    if tensor.is_conj():
+    if tensor.dtype.is_complex and tensor.is_conj():
         raise Unreadable(
             "must hold its own values, got a conjugate view; .resolve_conj() makes one that does"
         )
