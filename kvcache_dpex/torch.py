@@ -22,7 +22,7 @@ from typing import Any, Callable, TypeVar
 import torch
 from torch import Tensor
 
-from . import dispatch
+from . import dispatch, formats
 from .layout import cache_shapes
 from .ops import dequantize, quantize, write
 from .ops.operation import Operation
@@ -76,9 +76,12 @@ def empty_quant_cache(
     head_size: int,
     *,
     value_head_size: int | None = None,
+    format: str = "int8_per_token_head",
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """int8 caches and their float32 scales ``[num_blocks * block_size, num_kv_heads]``, all zeros.
+    """Caches of codes and their float32 scales ``[num_blocks * block_size, num_kv_heads]``, all zeros.
+
+    Codes are int8, or float8_e4m3fn where `format` is ``"fp8_per_token_head"``.
 
     Examples
     --------
@@ -92,7 +95,7 @@ def empty_quant_cache(
         num_kv_heads,
         head_size,
         value_head_size=value_head_size,
-        dtype=torch.int8,
+        dtype=formats.quantized(format).dtype,
         device=device,
     )
     ks, vs = (_zeros((num_blocks * block_size, num_kv_heads), torch.float32, device) for _ in range(2))

@@ -3,19 +3,19 @@
 import re
 
 import pytest
-from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
-from kvcache_dpex.kernels.scatter import scatter
 
 from helpers import output_of
+from kvcache_dpex.kernels.quantize_gpu import quantize_gpu
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, store
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
 
 COMPILE = """
-from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
+from kvcache_dpex.kernels.quantize_gpu import quantize_gpu
 from kvcache_dpex.runtime.compile import store
-wanted = store.signature(quantize_lanes, value="float16", slot="int64")
-print(store.compile_here(quantize_lanes, wanted) == store.packaged(wanted).binary)
+wanted = store.signature(quantize_gpu, value="float16", code="int8", slot="int64")
+print(store.compile_here(quantize_gpu, wanted) == store.packaged(wanted).binary)
 """
 SETTINGS = {
     "NUMBA_BOUNDSCHECK": "1",
@@ -56,17 +56,17 @@ def test_no_setting_of_the_user_changes_a_module(monkeypatch, module, name, valu
     config = pytest.importorskip(module)
     monkeypatch.setattr(config, name, value)
     before = dict(vars(config))
-    wanted = store.signature(quantize_lanes, value="float16", slot="int64")
-    assert store.compile_here(quantize_lanes, wanted) == store.packaged(wanted).binary
+    wanted = store.signature(quantize_gpu, value="float16", code="int8", slot="int64")
+    assert store.compile_here(quantize_gpu, wanted) == store.packaged(wanted).binary
     assert dict(vars(config)) == before
 
 
 def test_a_variable_that_is_set_late(monkeypatch):
     """numba reads the environment again whenever it compiles."""
-    wanted = store.signature(scatter, slot="int64")
+    wanted = store.signature(scatter_gpu, slot="int64")
     for value in ("1", "0"):
         monkeypatch.setenv("NUMBA_DEBUGINFO", value)
-        assert store.compile_here(scatter, wanted) == store.packaged(wanted).binary
+        assert store.compile_here(scatter_gpu, wanted) == store.packaged(wanted).binary
 
 
 def test_settings_are_restored_after_an_error(monkeypatch):
@@ -89,4 +89,4 @@ def test_a_compiler_that_was_edited_after_its_import(monkeypatch):
     monkeypatch.setattr(compiler.fingerprint, "__wrapped__", lambda: "another")
     message = "the compiler of kvcache_dpex was edited after it was imported: restart Python"
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
-        store.compile_here(scatter, store.signature(scatter, slot="int64"))
+        store.compile_here(scatter_gpu, store.signature(scatter_gpu, slot="int64"))

@@ -223,9 +223,9 @@ HOOK = """
                 return spec
 
     sys.meta_path.insert(0, Finder())
-    from kvcache_dpex.kernels.scatter import scatter
+    from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
     from kvcache_dpex.runtime.compile import store
-    print("rewritten" in scatter.__code__.co_varnames, store.load(scatter, slot="int64").origin)
+    print("rewritten" in scatter_gpu.__code__.co_varnames, store.load(scatter_gpu, slot="int64").origin)
 """
 
 
@@ -237,7 +237,7 @@ def test_a_hook_that_rewrites_functions_is_no_edit(tmp_path):
 
 
 def test_what_is_made_from_kernels_is_forgotten(monkeypatch):
-    monkeypatch.setattr(edits, "_caches", [])
+    monkeypatch.setattr(edits, "_callbacks", [])
     made = edits.cache()
     made["kernel"] = 1
     edits.forget()

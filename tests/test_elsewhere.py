@@ -7,20 +7,20 @@ import sys
 import textwrap
 
 import pytest
-from kvcache_dpex.kernels.quantize_rows import quantize_rows
-from kvcache_dpex.kernels.scatter import scatter
-from kvcache_dpex.kernels.scatter_words import scatter_words
 
 from helpers import ROOT, output_of
+from kvcache_dpex.kernels.quantize_cpu import quantize_cpu
+from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, edits, elsewhere, store
 
 # In an environment without numba-dpex the developer names a Python that has it.
 COMPILER = os.environ.get(elsewhere.VARIABLE) or (sys.executable if compiler.available() else None)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=f"{elsewhere.VARIABLE} names no Python")
 TYPES = [
-    (scatter, {"slot": "int32"}),
-    (scatter_words, {"slot": "int64"}),
-    (quantize_rows, {"value": "bfloat16", "slot": "int64"}),
+    (scatter_gpu, {"slot": "int32"}),
+    (scatter_cpu, {"slot": "int64"}),
+    (quantize_cpu, {"value": "bfloat16", "code": "float8_e4m3fn", "slot": "int64"}),
 ]
 
 
@@ -46,20 +46,20 @@ def test_what_misleads_another_python(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", "/another/python")
-    wanted = store.signature(scatter, slot="int64")
-    assert elsewhere.compile_kernel(COMPILER, scatter, wanted) == store.packaged(wanted).binary
+    wanted = store.signature(scatter_gpu, slot="int64")
+    assert elsewhere.compile_kernel(COMPILER, scatter_gpu, wanted) == store.packaged(wanted).binary
 
 
 @needs_compiler
 def test_an_edit_between_import_and_compilation(monkeypatch):
     """The other Python reads the files as they are: another identity is no answer."""
-    wanted = store.signature(scatter, slot="int64")._replace(identity="0" * 64)
+    wanted = store.signature(scatter_gpu, slot="int64")._replace(identity="0" * 64)
     message = (
-        f"{COMPILER} could not compile kernel scatter-int64: RuntimeError: its source was edited after it "
+        f"{COMPILER} could not compile kernel scatter_gpu-int64: RuntimeError: its source was edited after it "
         "was imported: restart Python"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
-        elsewhere.compile_kernel(COMPILER, scatter, wanted)
+        elsewhere.compile_kernel(COMPILER, scatter_gpu, wanted)
 
 
 USER = """
@@ -117,18 +117,18 @@ def test_a_compiler_that_fails(tmp_path, script, said):
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    wanted = store.signature(scatter, slot="int64")
-    message = f"{program} could not compile kernel scatter-int64: {said}"
+    wanted = store.signature(scatter_gpu, slot="int64")
+    message = f"{program} could not compile kernel scatter_gpu-int64: {said}"
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
-        elsewhere.compile_kernel(str(program), scatter, wanted)
+        elsewhere.compile_kernel(str(program), scatter_gpu, wanted)
 
 
 @pytest.mark.skipif(compiler.available(), reason="needs a Python without numba-dpex, such as this one")
 def test_a_python_without_numba_dpex():
-    wanted = store.signature(scatter, slot="int64")
+    wanted = store.signature(scatter_gpu, slot="int64")
     message = f"ImportError: numba-dpex is not installed there: {elsewhere.REMEDY}"
     with pytest.raises(RuntimeError, match=f"{re.escape(message)}$"):
-        elsewhere.compile_kernel(sys.executable, scatter, wanted)
+        elsewhere.compile_kernel(sys.executable, scatter_gpu, wanted)
 
 
 def test_a_variable_that_names_no_program(monkeypatch, tmp_path):
@@ -167,18 +167,18 @@ def test_which_python_compiles(chosen, monkeypatch, tmp_path, available):
     """The one that is named, else this one if it can, else the one that was installed."""
     monkeypatch.setattr(compiler, "available", lambda: available)
     python = made_python(tmp_path / "cache")
-    wanted = store.signature(scatter, slot="int64")
-    store.compile_signature(scatter, wanted)
+    wanted = store.signature(scatter_gpu, slot="int64")
+    store.compile_signature(scatter_gpu, wanted)
     monkeypatch.setenv(elsewhere.VARIABLE, "sh")
-    store.compile_signature(scatter, wanted)
+    store.compile_signature(scatter_gpu, wanted)
     assert chosen == [None if available else python, elsewhere.named()]
 
 
 def test_a_module_that_was_imported_again_is_compiled_by_a_fresh_process(chosen, monkeypatch):
     monkeypatch.setattr(compiler, "available", lambda: True)
-    monkeypatch.setattr(edits, "reimported", {"kvcache_dpex.kernels.scatter"})
-    store.compile_signature(scatter, store.signature(scatter, slot="int64"))
-    store.compile_signature(scatter_words, store.signature(scatter_words, slot="int64"))
+    monkeypatch.setattr(edits, "reimported", {"kvcache_dpex.kernels.scatter_gpu"})
+    store.compile_signature(scatter_gpu, store.signature(scatter_gpu, slot="int64"))
+    store.compile_signature(scatter_cpu, store.signature(scatter_cpu, slot="int64"))
     assert chosen == [sys.executable, None]
 
 

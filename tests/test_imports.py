@@ -23,11 +23,12 @@ MAY_IMPORT = {
     "runtime/compile/lowering.py": ("runtime/compile", "kernels"),
     "runtime/compile/simulate.py": ("runtime/compile", "kernels"),
     "runtime/launch": ("runtime/launch", "runtime/compile", "runtime/environment"),
-    "ops": ("ops", "runtime", "layout", "kernels"),
+    "formats.py": (),
+    "ops": ("ops", "runtime", "layout", "formats", "kernels"),
     "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
-    "torch.py": ("dispatch", "ops", "runtime", "layout"),
-    "commands": ("", "commands", "ops", "runtime", "layout", "reference"),
+    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats"),
+    "commands": ("", "commands", "ops", "runtime", "layout", "formats", "reference"),
     "__main__.py": ("", "commands"),
     "__init__.py": ("blocks", "ops", "runtime"),
 }
@@ -137,7 +138,7 @@ def test_the_reader_of_imports_reads_them_all():
     """Guards the tests above: known imports of every kind are found, with the right room."""
     assert ("runtime.environment", True, True) in imports(Path("runtime/launch/launch.py"))
     assert ("runtime.compile.store", True, True) in imports(Path("runtime/launch/launch.py"))
-    assert ("kernels.scatter", True, True) in imports(Path("ops/write.py"))
+    assert ("kernels.scatter_gpu", True, True) in imports(Path("ops/write.py"))
     assert ("dpctl", False, False) in imports(Path("runtime/environment/devices.py"))
     assert ("numba_dpex", False, False) in imports(Path("runtime/compile/compiler.py"))
     assert ("ops.allocate", True, False) in imports(Path("__init__.py"))

@@ -190,7 +190,7 @@ def test_operands_live_as_long_as_the_kernel_on_an_out_of_order_queue(queue, mon
     monkeypatch.setattr(launch, "order_for", order.Asynchronous)
     own_queue = dpctl.SyclQueue(queue.sycl_device)
     source, target = (to_device(np.zeros(2**26, "uint8"), own_queue) for _ in range(2))
-    run = launch.Launch(store.load(scatter, slot="int64"), own_queue, (0,) * 8, (1, 1), (1, 1))
+    run = launch.Launch(store.load(scatter_gpu, slot="int64"), own_queue, (0,) * 8, (1, 1), (1, 1))
     pointers = (arrays.read(source, "source")[0],) * 5
     complete = dpctl.event_status_type.complete
     for _ in range(3):

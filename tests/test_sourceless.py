@@ -9,9 +9,9 @@ import pytest
 from helpers import ROOT, run_python
 
 LOAD = """
-from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, elsewhere, store
-module = store.load(scatter, slot="int64")
+module = store.load(scatter_gpu, slot="int64")
 print(module.origin, len(store.catalogue()) == len(store.manifest()["modules"]))
 compiler.available = lambda: True
 print(store.problems())
@@ -60,7 +60,7 @@ def test_compiled_files_alone_are_not_compiled(compiled_only, tmp_path, packaged
         file.unlink()
     done = run(compiled_only, tmp_path, KVCACHE_DPEX_KERNELS="compile" if packaged else None)
     assert done.stdout == ""
-    assert done.stderr.splitlines()[-1] == f"ImportError: kernel scatter-int64 {REASON}"
+    assert done.stderr.splitlines()[-1] == f"ImportError: kernel scatter_gpu-int64 {REASON}"
     assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
 
 
