@@ -343,9 +343,12 @@ SIZES = [
     "32 layers, 8 heads of 128, keys and values, blocks of 16, in 8,589,934,592 bytes (8.00 GiB)",
     "format bytes a token blocks tokens times smaller than float32 than float16",
     "float32 262,144 2,048 32,768 1.00 0.50",
-    "float16 / bfloat16 131,072 4,096 65,536 2.00 1.00",
-    "float8 (moved, not quantized) 65,536 8,192 131,072 4.00 2.00",
-    "int8 with float32 scales 67,584 7,943 127,088 3.88 1.94",
+    "float16 131,072 4,096 65,536 2.00 1.00",
+    "bfloat16 131,072 4,096 65,536 2.00 1.00",
+    "float8_e4m3fn 65,536 8,192 131,072 4.00 2.00",
+    "float8_e5m2 65,536 8,192 131,072 4.00 2.00",
+    "int8_per_token_head 67,584 7,943 127,088 3.88 1.94",
+    "fp8_per_token_head 67,584 7,943 127,088 3.88 1.94",
 ]
 
 
@@ -357,7 +360,7 @@ def test_size(run):
 def test_size_counts_whole_blocks(run):
     """One byte short of two blocks of 7 slots in each format is one block."""
     options = ["--num-layers=3", "--num-kv-heads=2", "--head-size=5", "--block-size=7", "--json"]
-    for name, per_token in (("float32", 240), ("float16 / bfloat16", 120), ("int8 with float32 scales", 108)):
+    for name, per_token in (("float32", 240), ("float16", 120), ("int8_per_token_head", 108)):
         for memory, blocks in ((2 * 7 * per_token, 2), (2 * 7 * per_token - 1, 1)):
             status, lines = run("size", *options, f"--memory={memory}B")
             row = {row["format"]: row for row in json.loads("\n".join(lines))}[name]
