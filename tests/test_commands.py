@@ -91,7 +91,7 @@ def rounded(key, value, key_cache, value_cache, slots):
     ids=lambda part: getattr(part, "__name__", ""),
 )
 def test_check_notices_a_wrong_write(run, monkeypatch, queue, broken, failing):
-    monkeypatch.setattr(write, "reshape_and_cache", broken)
+    monkeypatch.setattr(check, "reshape_and_cache", broken)
     assert_noticed(run, queue, failing)
 
 
@@ -133,7 +133,7 @@ def change(name, index, value):
     ],
 )
 def test_check_notices_a_wrong_int8_write(run, monkeypatch, queue, name, index, value, failing):
-    monkeypatch.setattr(quantize, "reshape_and_cache_quant", change(name, index, value))
+    monkeypatch.setattr(check, "reshape_and_cache_quant", change(name, index, value))
     assert_noticed(run, queue, failing)
 
 
@@ -144,7 +144,7 @@ def test_check_notices_a_wrong_decode(run, monkeypatch, queue):
         steps = arrays.tensor_module().reshape(scales, (16, 16, 8, 1))
         return right_dequant(codes, scales) + 0.6 * arrays.as_dpnp(steps)
 
-    monkeypatch.setattr(dequantize, "dequant_cache", broken)
+    monkeypatch.setattr(check, "dequant_cache", broken)
     assert_noticed(run, queue, ["7"])
 
 
