@@ -91,7 +91,7 @@ def rounded(key, value, key_cache, value_cache, slots):
     ids=lambda part: getattr(part, "__name__", ""),
 )
 def test_check_notices_a_wrong_write(run, monkeypatch, queue, broken, failing):
-    monkeypatch.setattr(write, "reshape_and_cache", broken)
+    monkeypatch.setattr(check, "reshape_and_cache", broken)
     assert_noticed(run, queue, failing)
 
 
@@ -133,7 +133,7 @@ def change(name, index, value):
     ],
 )
 def test_check_notices_a_wrong_int8_write(run, monkeypatch, queue, name, index, value, failing):
-    monkeypatch.setattr(quantize, "reshape_and_cache_quant", change(name, index, value))
+    monkeypatch.setattr(check, "reshape_and_cache_quant", change(name, index, value))
     assert_noticed(run, queue, failing)
 
 
@@ -144,7 +144,7 @@ def test_check_notices_a_wrong_decode(run, monkeypatch, queue):
         steps = arrays.tensor_module().reshape(scales, (16, 16, 8, 1))
         return right_dequant(codes, scales) + 0.6 * arrays.as_dpnp(steps)
 
-    monkeypatch.setattr(dequantize, "dequant_cache", broken)
+    monkeypatch.setattr(check, "dequant_cache", broken)
     assert_noticed(run, queue, ["7"])
 
 
@@ -343,9 +343,12 @@ SIZES = [
     "32 layers, 8 heads of 128, keys and values, blocks of 16, in 8,589,934,592 bytes (8.00 GiB)",
     "format bytes a token blocks tokens times smaller than float32 than float16",
     "float32 262,144 2,048 32,768 1.00 0.50",
-    "float16 / bfloat16 131,072 4,096 65,536 2.00 1.00",
-    "float8 (moved, not quantized) 65,536 8,192 131,072 4.00 2.00",
-    "int8 with float32 scales 67,584 7,943 127,088 3.88 1.94",
+    "float16 131,072 4,096 65,536 2.00 1.00",
+    "bfloat16 131,072 4,096 65,536 2.00 1.00",
+    "float8_e4m3fn 65,536 8,192 131,072 4.00 2.00",
+    "float8_e5m2 65,536 8,192 131,072 4.00 2.00",
+    "int8_per_token_head 67,584 7,943 127,088 3.88 1.94",
+    "fp8_per_token_head 67,584 7,943 127,088 3.88 1.94",
 ]
 
 
@@ -357,7 +360,7 @@ def test_size(run):
 def test_size_counts_whole_blocks(run):
     """One byte short of two blocks of 7 slots in each format is one block."""
     options = ["--num-layers=3", "--num-kv-heads=2", "--head-size=5", "--block-size=7", "--json"]
-    for name, per_token in (("float32", 240), ("float16 / bfloat16", 120), ("int8 with float32 scales", 108)):
+    for name, per_token in (("float32", 240), ("float16", 120), ("int8_per_token_head", 108)):
         for memory, blocks in ((2 * 7 * per_token, 2), (2 * 7 * per_token - 1, 1)):
             status, lines = run("size", *options, f"--memory={memory}B")
             row = {row["format"]: row for row in json.loads("\n".join(lines))}[name]
