@@ -53,8 +53,15 @@ def texts(function: Callable) -> list[str]:
             if isinstance(value, dict):
                 found.append(f"{name} = {sorted(value)}")
             elif not isinstance(value, (FunctionType, ModuleType, threading.local)):
-                found.append(f"{name} = {type(value).__name__}({value})")
+                found.append(f"{name} = {_text_of(value)}")
     return found
+
+
+def _text_of(constant: Any) -> str:
+    """A constant with its type, the same under every release of NumPy."""
+    if isinstance(constant, tuple):
+        return f"tuple({', '.join(map(_text_of, constant))})"
+    return f"{type(constant).__name__}({constant})"
 
 
 def current(function: Callable) -> Callable:
