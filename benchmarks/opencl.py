@@ -35,7 +35,7 @@ def opencl_launch(prepared: LaunchOfModule, pointers: tuple[int, ...]) -> Callab
     if error.value:
         raise Absent(f"clCreateKernel gives {error.value}")
     kernel = ctypes.c_void_p(kernel)
-    arguments = prepared._arguments(pointers)
+    arguments = prepared._packer.pack(pointers)
     address = ctypes.c_int64(ctypes.addressof(arguments.memory))
     size = ctypes.c_size_t * len(prepared._global)
     items, group = size(*prepared._global[::-1]), size(*prepared._local[::-1])
@@ -44,7 +44,7 @@ def opencl_launch(prepared: LaunchOfModule, pointers: tuple[int, ...]) -> Callab
     set_argument, enqueue, finish = library.clSetKernelArg, library.clEnqueueNDRangeKernel, library.clFinish
 
     def run() -> None:
-        prepared._pack_into(arguments.memory, 0, *pointers)
+        prepared._packer.pack_into(arguments.memory, 0, *pointers)
         set_argument(kernel, first, word, ctypes.byref(address))
         enqueue(queue, kernel, axes, None, items, group, none, None, None)
         finish(queue)

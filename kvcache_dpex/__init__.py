@@ -1,15 +1,19 @@
 """A paged KV cache for Intel GPUs in pure Python.
 
-Names are loaded when they are first used, so importing the package needs no device and no other
-package. Import it before dpctl or dpnp: it then finds their libraries by itself.
+Operations and submodules are loaded when they are first used, so importing the package needs no device and
+no other package. `kvcache_dpex.torch` has the same operations for torch tensors.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
-from .runtime.environment import libraries
+from .runtime.environment import watch
 
+TYPE_CHECKING = False  # importing typing would double the time of this import
 if TYPE_CHECKING:
+    from typing import Any
+
+    from .blocks.inventory import OutOfBlocks as OutOfBlocks
+    from .blocks.pool import BlockPool as BlockPool
     from .ops.allocate import empty_cache as empty_cache
     from .ops.allocate import empty_quant_cache as empty_quant_cache
     from .ops.dequantize import dequant_cache as dequant_cache
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BlockPool": ".blocks.pool",
+    "OutOfBlocks": ".blocks.inventory",
     "dequant_cache": ".ops.dequantize",
     "empty_cache": ".ops.allocate",
     "empty_quant_cache": ".ops.allocate",
@@ -26,11 +32,14 @@ _HOMES = {
     "reshape_and_cache_quant": ".ops.quantize",
 }
 __all__ = list(_HOMES)
+_MODULES = ("layout", "reference", "torch")
 
-libraries.watch_imports()
+watch.start()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    if name in _MODULES:
+        return _module(name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name], __name__), name)
@@ -38,5 +47,15 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _module(name: str) -> "Any":
+    try:
+        return import_module(f".{name}", __name__)
+    except ModuleNotFoundError as error:
+        # An AttributeError, so that hasattr and help() work without torch.
+        raise AttributeError(
+            f"{__name__}.{name} needs {error.name}, which is not installed: pip install {error.name}"
+        ) from None
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))])

@@ -1,128 +1,214 @@
-"""The operations as torch's dispatcher knows them: schemas, implementations, fakes, a word to autograd.
+"""Operations in torch's dispatcher: their schemas, implementations and fakes, made from their declarations.
 
-Importing this registers them under ``torch.ops.kvcache_dpex``.
+Importing this registers every operation under ``torch.ops.kvcache_dpex``. Every call on tensors goes
+through the dispatcher, which costs 2 us, so autograd, tracers, transforms, modes and the profiler treat it as
+they treat torch's own operations. One with a result is registered twice: ``name`` returns a new tensor,
+``name_out`` writes `out`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .ops.dequantize import dequant_cache
-from .ops.quantize import reshape_and_cache_quant
-from .ops.write import reshape_and_cache
+from .ops import dequantize, quantize, write  # noqa: F401  (each declares its operation)
+from .ops.declaration import Parameter
+from .ops.operation import OPERATIONS, Operation
+from .runtime.launch.arrays import Operand
+from .runtime.launch.tensors import dtype_of
 
+# A copy of the package under another name, as the kernels hub makes them, has operations of its own.
+NAMESPACE = __name__.rpartition(".")[0].replace(".", "_")
+_library = torch.library.Library(NAMESPACE, "DEF")
 _grad_enabled = torch.is_grad_enabled
-_inference = torch.is_inference_mode_enabled
+_in_inference_mode = torch.is_inference_mode_enabled
 
 
-def write(key, value, key_cache, value_cache, slot_mapping, *, check_slots=False) -> None:
+def schema_of(operation: Operation, *, out: bool) -> str:
+    """The schema of an operation in torch's language, with or without its `out`.
+
+    >>> schema_of(OPERATIONS["reshape_and_cache"], out=False).partition("slot_mapping")[2]
+    ', *, bool check_slots=False) -> ()'
+    """
+    parts, letters = [], iter("abcdefgh")
+    for name, parameter in operation.signature.parameters.items():
+        declared = next(each for each in operation.parameters if each.name == name)
+        if name == "out" and not out:
+            continue
+        if parameter.kind == parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        parts.append(_schema_of_parameter(declared, letters if declared.kind == "written" else None))
+    name = f"{operation.name}_out" if out else operation.name
+    return f"{name}({', '.join(parts)}) -> {'Tensor' if operation.result and not out else '()'}"
+
+
+def _schema_of_parameter(parameter: Parameter, letters: Any) -> str:
+    if parameter.name == "out":
+        return f"Tensor({next(letters)}!) out"
+    kind = parameter.kind
+    if parameter.is_array:
+        kind = f"Tensor({next(letters)}!)" if letters else "Tensor"
+    if not parameter.optional:
+        return f"{kind} {parameter.name}"
+    optional = "?" if parameter.default is None else ""
+    return f"{kind}{optional} {parameter.name}={parameter.default}"
+
+
+def implementation_of(operation: Operation) -> Callable[..., Any]:
+    """What the dispatcher calls for tensors on the CPU and on XPUs, after tracers and autograd."""
+    function = operation.function
+    written = [
+        at for at, array in enumerate(operation.arrays) if array.kind == "written" and array.name != "out"
+    ]
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        _refuse_derivatives(operation, arguments, keywords)
+        changed = [arguments[at] for at in written]
+        if "out" in keywords:
+            changed.append(keywords["out"])
+        if not _in_inference_mode():
+            for tensor in changed:
+                if tensor.is_inference():
+                    name = _name_of(tensor, operation, arguments, keywords)
+                    raise RuntimeError(
+                        f"`{name}` was made in inference mode, so it can only be written there; pass a clone "
+                        "made outside of it, or call this under torch.inference_mode()"
+                    )
+        result = function(*arguments, **keywords)
+        if changed:
+            increment_version(changed)  # autograd then notices where it had saved one of them
+        return None if "out" in keywords else result
+
+    return run
+
+
+def refuse_lazy_of(operation: Operation) -> Callable[..., Any]:
+    """For tensors whose memory does not hold what they show: conjugated, negated and all-zero views."""
+
+    def refuse(*arguments: Any, **keywords: Any) -> Any:
+        for array, tensor in named(operation, arguments, keywords):
+            if tensor is not None and (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()):
+                name = array.name
+                raise TypeError(
+                    f"`{name}` must hold its own values, got a conjugated, negated or all-zero view; pass "
+                    f"{name}.resolve_conj().resolve_neg().clone()"
+                )
+        raise AssertionError("called for lazy tensors only")
+
+    return refuse
+
+
+def transform_of(operation: Operation, name: str) -> Callable[..., Any]:
+    """What torch.func's transforms call: they have no rule for an operation, unless they leave it alone."""
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        interpreter = retrieve_current_functorch_interpreter()
+        for array, tensor in named(operation, arguments, keywords):
+            if tensor is not None and is_functorch_wrapped_tensor(tensor):
+                raise NotImplementedError(
+                    f"{operation.name} has no rule for torch.func's {interpreter.key().name.lower()}, which "
+                    f"transforms `{array.name}`; call it outside of the transform"
+                )
+        with interpreter.lower():
+            return getattr(registered, name).default(*arguments, **keywords)
+
+    return run
+
+
+def fake_of(operation: Operation) -> Callable[..., Any]:
+    """What tracers call: the same checks of metadata, and a result without data."""
+
+    def fake(*arguments: Any, **keywords: Any) -> Any:
+        _refuse_derivatives(operation, arguments, keywords)
+        _require_one_device(operation, arguments, keywords)
+        given = [tensor for _, tensor in named(operation, arguments, keywords)]
+        operands = [tensor if tensor is None else _described(tensor) for tensor in given]
+        options = operation.options_of(arguments, keywords)
+        # Sizes that depend on data are checked when the operation runs.
+        with contextlib.suppress(GuardOnDataDependentSymNode):
+            operation.validate(operands, options)
+        if operation.result is None or "out" in keywords:
+            return None
+        result = operation.result_of(operands, options)
+        return given[0].new_empty(result.shape, dtype=dtype_of(result.dtype))
+
+    return fake
+
+
+def _refuse_derivatives(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
+    """Raise where a derivative would be lost: the operations have none."""
     if _grad_enabled():
-        _refuse_gradients("key value key_cache value_cache", key, value, key_cache, value_cache)
-    reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, check_slots=check_slots)
-    # Autograd then notices where it had saved a cache; inference mode saves none.
-    if not _inference():
-        increment_version((key_cache, value_cache))
+        for tensor in (*arguments, *keywords.values()):
+            if getattr(tensor, "requires_grad", False):
+                name = _name_of(tensor, operation, arguments, keywords)
+                raise ValueError(
+                    f"`{name}` must not require a gradient, for this operation has none; pass "
+                    f"{name}.detach() or call it under torch.no_grad()"
+                )
+    if forward_ad._current_level >= 0:
+        for array, tensor in named(operation, arguments, keywords):
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                name = array.name
+                raise ValueError(
+                    f"`{name}` must not have a forward-mode tangent, for this operation has no derivative; "
+                    f"pass torch.autograd.forward_ad.unpack_dual({name}).primal"
+                )
 
 
-def write_quant(key, value, kq, vq, ks, vs, slot_mapping, *, check_slots=False) -> None:
-    if _grad_enabled():
-        _refuse_gradients("key value ks vs", key, value, ks, vs)
-    reshape_and_cache_quant(key, value, kq, vq, ks, vs, slot_mapping, check_slots=check_slots)
-    if not _inference():
-        increment_version((kq, vq, ks, vs))
+def named(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> list[tuple[Parameter, Any]]:
+    """Each array parameter with its tensor, or None where it is left out."""
+    given = operation.signature.bind(*arguments, **keywords).arguments
+    return [(array, given.get(array.name)) for array in operation.arrays]
 
 
-def write_flash(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale) -> None:
-    if kv_cache_dtype == "auto":
-        write(key, value, key_cache, value_cache, slot_mapping)
-    elif kv_cache_dtype == "int8_per_token_head":
-        write_quant(key, value, key_cache, value_cache, k_scale, v_scale, slot_mapping)
-    else:
-        raise ValueError(f"`kv_cache_dtype` must be 'auto' or 'int8_per_token_head', got {kv_cache_dtype!r}")
+def _name_of(tensor: Tensor, operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> str:
+    return next(array.name for array, each in named(operation, arguments, keywords) if each is tensor)
 
 
-def decode(q, scales, dtype=None, blocks=None) -> Tensor:
-    if _grad_enabled():
-        _refuse_gradients("scales", scales)
-    return dequant_cache(q, scales, dtype=dtype, blocks=blocks)
-
-
-def decode_into(q, scales, out, blocks=None) -> None:
-    if _grad_enabled():
-        _refuse_gradients("scales out", scales, out)
-    dequant_cache(q, scales, out=out, blocks=blocks)
-    if not _inference():
-        increment_version(out)
-
-
-def _refuse_gradients(names: str, *tensors: Any) -> None:
-    # Names in one string, for a dict of them takes half a microsecond of every call.
-    for number, tensor in enumerate(tensors):
-        if getattr(tensor, "requires_grad", False):
-            name = names.split()[number]
+def _require_one_device(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
+    (first, one), *others = named(operation, arguments, keywords)
+    for array, tensor in others:
+        if tensor is not None and tensor.device != one.device:
             raise ValueError(
-                f"`{name}` must not require a gradient, for this operation has none; pass {name}.detach() or "
-                "call it under torch.no_grad()"
+                f"`{array.name}` must be on the device of `{first.name}`, {one.device}, got {tensor.device}"
             )
 
 
-def _write_fake(key, value, *others: Any, **options: Any) -> None:
-    if _grad_enabled():
-        _refuse_gradients("key value", key, value)
+def _described(tensor: Tensor) -> Operand:
+    return Operand(tuple(tensor.shape), tensor.stride(), tensor.dtype, None)
 
 
-def _decode_fake(q: Tensor, scales: Tensor, dtype=None, blocks=None) -> Tensor:
-    leading = q.shape[:1] if blocks is None else blocks.shape
-    return q.new_empty((*leading, *q.shape[1:]), dtype=dtype or torch.float32)
+def register(operation: Operation) -> None:
+    """Define an operation in torch's library, for tensors on the CPU and on XPUs."""
+    run, fake, refuse_lazy = implementation_of(operation), fake_of(operation), refuse_lazy_of(operation)
+    for out in (False, True) if operation.result else (False,):
+        schema = schema_of(operation, out=out)
+        name = schema.partition("(")[0]
+        _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+        for key in ("CPU", "XPU"):
+            _library.impl(name, run, key)
+        for key in ("Conjugate", "Negative", "ZeroTensor"):
+            _library.impl(name, refuse_lazy, key)
+        _library.impl(name, transform_of(operation, name), "FuncTorchDynamicLayerFrontMode")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
 
 
-def _decode_into_fake(q: Tensor, scales: Tensor, out: Tensor, blocks=None) -> None:
-    return None
+def register_composite(schema: str, function: Callable[..., Any]) -> None:
+    """Define an operation that only calls others, which tracers see in its place."""
+    _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(schema.partition("(")[0], function, "CompositeImplicitAutograd")
 
 
-# A copy of the package under another name, as the kernels hub makes them, has operations of its own.
-_NAMESPACE = __name__.rpartition(".")[0].replace(".", "_")
-_library = torch.library.Library(_NAMESPACE, "DEF")
+for _operation in OPERATIONS.values():
+    register(_operation)
 
-for _schema, _run, _fake in (
-    (
-        "reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-        "Tensor slot_mapping, *, bool check_slots=False) -> ()",
-        write,
-        _write_fake,
-    ),
-    (
-        "reshape_and_cache_quant(Tensor key, Tensor value, Tensor(a!) kq, Tensor(b!) vq, Tensor(c!) ks, "
-        "Tensor(d!) vs, Tensor slot_mapping, *, bool check_slots=False) -> ()",
-        write_quant,
-        _write_fake,
-    ),
-    (
-        # vLLM's, and the scales are written where the cache is int8.
-        "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-        "Tensor slot_mapping, str kv_cache_dtype, Tensor(c!) k_scale, Tensor(d!) v_scale) -> ()",
-        write_flash,
-        _write_fake,
-    ),
-    (
-        "dequant_cache(Tensor q, Tensor scales, ScalarType? dtype=None, Tensor? blocks=None) -> Tensor",
-        decode,
-        _decode_fake,
-    ),
-    (
-        "dequant_cache_out(Tensor q, Tensor scales, Tensor(a!) out, Tensor? blocks=None) -> ()",
-        decode_into,
-        _decode_into_fake,
-    ),
-):
-    _name = _schema.partition("(")[0]
-    _library.define(_schema, tags=torch.Tag.pt2_compliant_tag)
-    for _key in ("CPU", "XPU"):
-        _library.impl(_name, _run, _key)
-    torch.library.register_fake(f"{_NAMESPACE}::{_name}", _fake, lib=_library)
-
-operations = getattr(torch.ops, _NAMESPACE)
+registered = getattr(torch.ops, NAMESPACE)
+"""``torch.ops.kvcache_dpex``: the operations as the dispatcher calls them."""

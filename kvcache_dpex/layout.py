@@ -8,6 +8,8 @@ A cache is ``[num_blocks, block_size, num_kv_heads, head_size]`` (NHD). Slot ``s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
+from typing import NamedTuple
 
 
 def slot_of(block: int, offset: int, block_size: int) -> int:
@@ -31,18 +33,30 @@ def block_and_offset(slot: int, block_size: int) -> tuple[int, int]:
 def slots_of_sequence(block_table: Sequence[int], start: int, stop: int, block_size: int) -> list[int]:
     """Slots of the tokens ``start <= position < stop`` of a sequence whose blocks are listed in order.
 
+    Entries of `block_table` may be integers of any width; slots are Python integers. A negative entry is a
+    block that is no longer kept: its tokens have slot -1.
+
     >>> slots_of_sequence([7, 2], start=14, stop=18, block_size=16)
     [126, 127, 32, 33]
+    >>> slots_of_sequence([-1, 2], start=14, stop=18, block_size=16)
+    [-1, -1, 32, 33]
     """
+    if not 0 <= start <= stop:
+        raise ValueError(f"`start` and `stop` must be positions 0 <= start <= stop, got {start} and {stop}")
     if stop > len(block_table) * block_size:
         raise ValueError(
             f"`block_table` holds {len(block_table)} blocks of {block_size}, so `stop` must be "
             f"<= {len(block_table) * block_size}, got {stop}; append a block to the table first"
         )
-    return [
-        slot_of(block_table[position // block_size], position % block_size, block_size)
-        for position in range(start, stop)
-    ]
+    slots: list[int] = []
+    while start < stop:
+        position, offset = divmod(start, block_size)
+        block = int(block_table[position])  # an int32 entry would overflow
+        count = min(block_size - offset, stop - start)
+        first = slot_of(block, offset, block_size)
+        slots.extend(range(first, first + count) if block >= 0 else [-1] * count)
+        start += count
+    return slots
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -75,25 +89,99 @@ def uniform_slot_stride(shape: Sequence[int], strides: Sequence[int]) -> int | N
     return None
 
 
-def cache_shape(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int
-) -> tuple[int, int, int, int]:
-    """Shape of a cache; raises where a size is no whole number or is out of range.
+def extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """First byte and end of an array's memory, in bytes from its element 0; strides count elements.
 
-    >>> cache_shape(256, 16, 8, 128)
-    (256, 16, 8, 128)
+    >>> extent((4, 8), (-8, 1), itemsize=4)
+    (-96, 32)
+    """
+    if 0 in shape:
+        return 0, 0
+    steps = [(size - 1) * stride for size, stride in zip(shape, strides)]
+    low = sum(step for step in steps if step < 0)
+    high = sum(step for step in steps if step > 0)
+    return low * itemsize, (high + 1) * itemsize
+
+
+class Span(NamedTuple):
+    """The memory of an array: shape, strides in elements, and bytes of an element."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+
+def are_disjoint(first: Span, second: Span, distance: int) -> bool:
+    """Whether two arrays provably share no byte; False where that is not proven.
+
+    Element 0 of `second` is `distance` bytes after that of `first`. They are disjoint where their ranges are,
+    and also where both are periodic and apart in every period: each step is below the period or a multiple of
+    it, so that each array occupies one interval of every period.
+
+    >>> keys = Span((4, 16, 128), (4096, 256, 1), 4)  # keys and values packed in one row
+    >>> are_disjoint(keys, keys, 512), are_disjoint(keys, keys, 256)
+    (True, False)
+    """
+    if 0 in first.shape or 0 in second.shape:
+        return True
+    (low, high), (other_low, other_high) = extent(*first), extent(*second)
+    if high <= distance + other_low or distance + other_high <= low:
+        return True
+    periods = {abs(stride) * span.itemsize for span in (first, second) for stride in span.strides} - {0}
+    return any(_apart(first, second, distance, period) for period in periods)
+
+
+def _apart(first: Span, second: Span, distance: int, period: int) -> bool:
+    """Whether each array occupies one interval of every period, and the two intervals do not meet."""
+    intervals = []
+    for span, start in ((first, 0), (second, distance)):
+        length = span.itemsize
+        for size, stride in zip(span.shape, span.strides):
+            step = abs(stride) * span.itemsize
+            if size == 1 or step == 0:
+                continue
+            if step < period:
+                length += (size - 1) * step
+            elif step % period:
+                return False
+            start += min(0, (size - 1) * stride * span.itemsize)
+        intervals.append((start, length))
+    (start, length), (other_start, other_length) = intervals
+    gap = (other_start - start) % period
+    return length <= gap and gap + other_length <= period
+
+
+def cache_shapes(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, value_head_size: int | None = None
+) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    """Shapes of a key cache and a value cache; raises where a size is no whole number or is out of range.
+
+    >>> cache_shapes(256, 16, 8, 192, value_head_size=128)
+    ((256, 16, 8, 192), (256, 16, 8, 128))
     """
     sizes = {
         "num_blocks": num_blocks,
         "block_size": block_size,
         "num_kv_heads": num_kv_heads,
         "head_size": head_size,
+        "value_head_size": head_size if value_head_size is None else value_head_size,
     }
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"`{name}` must be an int, got {type(size).__name__}")
-        least = 0 if name == "num_blocks" else 1
-        if size < least:
-            raise ValueError(f"`{name}` must be >= {least}, got {size}")
-    num_blocks, block_size, num_kv_heads, head_size = (int(size) for size in sizes.values())
-    return num_blocks, block_size, num_kv_heads, head_size
+    *shared, of_keys, of_values = (
+        whole_number(name, size, least=0 if name == "num_blocks" else 1) for name, size in sizes.items()
+    )
+    num_blocks, block_size, num_kv_heads = shared
+    return (num_blocks, block_size, num_kv_heads, of_keys), (num_blocks, block_size, num_kv_heads, of_values)
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """The argument `name` as an int; raises unless it is an integer of any type, but bool, and >= `least`.
+
+    >>> whole_number("block_size", 16, least=1)
+    16
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"`{name}` must be an int, got {type(value).__name__}")
+    number = index(value)
+    if number < least:
+        raise ValueError(f"`{name}` must be >= {least}, got {number}")
+    return number

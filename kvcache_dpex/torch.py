@@ -15,13 +15,17 @@ of tokens be dynamic, not the buffer: inductor loses the offset of a view of sym
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import textwrap
+from typing import Any, Callable, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import dispatch, formats
-from .layout import cache_shape
+from .layout import cache_shapes
+from .ops import dequantize, quantize, write
+from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
 from .runtime.launch.tensors import dtype_of
 
@@ -35,6 +39,9 @@ __all__ = [
     "reshape_and_cache_quant",
     "to_torch",
 ]
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def empty_cache(
@@ -57,8 +64,7 @@ def empty_cache(
     >>> key_cache.shape
     torch.Size([256, 16, 8, 128])
     """
-    sizes = (head_size, head_size if value_head_size is None else value_head_size)
-    shapes = [cache_shape(num_blocks, block_size, num_kv_heads, size) for size in sizes]
+    shapes = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
     key_cache, value_cache = (_zeros(shape, dtype_of(dtype), device) for shape in shapes)
     return key_cache, value_cache
 
@@ -96,85 +102,90 @@ def empty_quant_cache(
     return kq, vq, ks, vs
 
 
-def reshape_and_cache(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    *,
-    check_slots: bool = False,
-) -> None:
-    """Copy row ``token`` of `key` and `value` to slot ``slot_mapping[token]`` of the caches, in place.
+def _on_tensors(declared: Function, example: str) -> Function:
+    """An operation of the package on tensors; `example` takes the place of its examples."""
+    operation: Operation = declared.operation  # type: ignore[attr-defined]
 
-    As `kvcache_dpex.reshape_and_cache`, on tensors of any dtype of 1, 2, 4 or 8 bytes.
+    plain = into = getattr(dispatch.registered, operation.name).default
+    if operation.result:
+        into = getattr(dispatch.registered, f"{operation.name}_out").default
 
-    Examples
-    --------
-    >>> key_cache, value_cache = empty_cache(4, 16, 8, 128, device="cpu")
-    >>> key, value = torch.ones(2, 8, 128), torch.zeros(2, 8, 128)
-    >>> reshape_and_cache(key, value, key_cache, value_cache, torch.tensor([17, -1]))
-    >>> key_cache.sum(), key_cache[1, 1].sum()
-    (tensor(1024.), tensor(1024.))
-    """
-    run = dispatch.write if _is_plain(key) else dispatch.operations.reshape_and_cache
-    run(key, value, key_cache, value_cache, slot_mapping, check_slots=check_slots)
+    @functools.wraps(operation.function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("dtype") is not None:
+            keywords["dtype"] = dtype_of(keywords["dtype"])
+        try:
+            if keywords.get("out") is None:
+                keywords.pop("out", None)
+                return plain(*arguments, **keywords)
+            into(*arguments, **keywords)
+            return keywords["out"]
+        except RuntimeError:
+            _require_plain_tensors(operation, arguments, keywords)
+            raise
 
-
-def reshape_and_cache_quant(
-    key: Tensor,
-    value: Tensor,
-    kq: Tensor,
-    vq: Tensor,
-    ks: Tensor,
-    vs: Tensor,
-    slot_mapping: Tensor,
-    *,
-    check_slots: bool = False,
-) -> None:
-    """Quantize row ``token`` of `key` and `value` into slot ``slot_mapping[token]``, in place.
-
-    As `kvcache_dpex.reshape_and_cache_quant`, on float32, float16 or bfloat16 tensors.
-
-    Examples
-    --------
-    >>> kq, vq, ks, vs = empty_quant_cache(4, 16, 1, 4, device="cpu")
-    >>> key = torch.tensor([[[-127.0, 0.5, 1.5, 63.0]]])
-    >>> reshape_and_cache_quant(key, key, kq, vq, ks, vs, torch.tensor([17]))
-    >>> kq[1, 1, 0], ks[17]
-    (tensor([-127,    0,    2,   63], dtype=torch.int8), tensor([1.]))
-    """
-    run = dispatch.write_quant if _is_plain(key) else dispatch.operations.reshape_and_cache_quant
-    run(key, value, kq, vq, ks, vs, slot_mapping, check_slots=check_slots)
+    documentation = (operation.function.__doc__ or "").partition("    Examples\n")[0]
+    call.__doc__ = f"{documentation}    Examples\n    --------\n{textwrap.indent(example, ' ' * 4)}"
+    call.__module__ = __name__
+    del call.__wrapped__
+    call.__signature__ = operation.signature  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
-def dequant_cache(
-    q: Tensor,
-    scales: Tensor,
-    *,
-    dtype: torch.dtype | str | None = None,
-    out: Tensor | None = None,
-    blocks: Tensor | None = None,
-) -> Tensor:
-    """Decode int8 or fp8 codes: ``float32(code) * scale``, rounded once to `dtype` (by default float32).
+def _require_plain_tensors(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
+    """Say what torch's error means, where it comes from an argument that the dispatcher cannot take."""
+    for array, tensor in dispatch.named(operation, arguments, keywords):
+        if not isinstance(tensor, Tensor) and not (tensor is None and array.optional):
+            name, kind = array.name, f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+            if hasattr(tensor, "__sycl_usm_array_interface__"):
+                remedy = f"kvcache_dpex.torch.to_torch({name}) shares its memory with torch"
+            else:
+                remedy = f"torch.as_tensor({name}) makes one"
+            raise TypeError(f"`{name}` must be a torch.Tensor, got {kind}; {remedy}")
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise TypeError(
+                f"`{array.name}` must be dense, got {tensor.layout}; pass {array.name}.to_dense()"
+            )
 
-    As `kvcache_dpex.dequant_cache`: into `out` where it is given, and only `blocks` where those are.
 
-    Examples
-    --------
-    >>> kq, vq, ks, vs = empty_quant_cache(4, 16, 8, 128, device="cpu")
-    >>> dequant_cache(kq, ks, dtype=torch.bfloat16, blocks=torch.tensor([2, 0])).shape
-    torch.Size([2, 16, 8, 128])
-    """
-    wanted = None if dtype is None else dtype_of(dtype)
-    if out is not None:
-        if wanted not in (None, out.dtype):
-            raise TypeError(f"`out` must have `dtype` {wanted}, got {out.dtype}")
-        into = dispatch.decode_into if _is_plain(q) else dispatch.operations.dequant_cache_out
-        into(q, scales, out, blocks)
-        return out
-    run = dispatch.decode if _is_plain(q) else dispatch.operations.dequant_cache
-    return run(q, scales, wanted, blocks)
+reshape_and_cache = _on_tensors(
+    write.reshape_and_cache,
+    """\
+>>> key_cache, value_cache = empty_cache(4, 16, 8, 128, device="cpu")
+>>> key, value = torch.ones(2, 8, 128), torch.zeros(2, 8, 128)
+>>> reshape_and_cache(key, value, key_cache, value_cache, torch.tensor([17, -1]))
+>>> key_cache.sum(), key_cache[1, 1].sum()
+(tensor(1024.), tensor(1024.))
+""",
+)
+reshape_and_cache_quant = _on_tensors(
+    quantize.reshape_and_cache_quant,
+    """\
+>>> kq, vq, ks, vs = empty_quant_cache(4, 16, 1, 4, device="cpu")
+>>> key = torch.tensor([[[-127.0, 0.5, 1.5, 63.0]]])
+>>> reshape_and_cache_quant(key, key, kq, vq, ks, vs, torch.tensor([17]))
+>>> kq[1, 1, 0], ks[17]
+(tensor([-127,    0,    2,   63], dtype=torch.int8), tensor([1.]))
+""",
+)
+dequant_cache = _on_tensors(
+    dequantize.dequant_cache,
+    """\
+>>> kq, vq, ks, vs = empty_quant_cache(4, 16, 8, 128, device="cpu")
+>>> dequant_cache(kq, ks, dtype=torch.bfloat16, blocks=torch.tensor([2, 0])).shape
+torch.Size([2, 16, 8, 128])
+""",
+)
+
+# vLLM's names of dtypes, whose caches hold the values as they are.
+_PLAIN = {
+    "auto": None,
+    "float": torch.float32,
+    "float32": torch.float32,
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 def reshape_and_cache_flash(
@@ -189,30 +200,51 @@ def reshape_and_cache_flash(
 ) -> None:
     """vLLM's name and argument order for both writes.
 
-    ``"auto"`` copies, and the scales are not looked at. ``"int8_per_token_head"`` quantizes, and the
-    scales are caches of their own, ``[num_blocks, block_size, num_kv_heads]`` float32.
+    Parameters
+    ----------
+    key, value, key_cache, value_cache, slot_mapping
+        As for `reshape_and_cache`.
+    kv_cache_dtype
+        ``"auto"``, ``"float"``, ``"half"``, ``"float16"`` or ``"bfloat16"`` copies; the cache must then have
+        that dtype, and the scales are not looked at. ``"int8_per_token_head"`` quantizes.
+    k_scale, v_scale
+        For int8, the caches of scales, ``[num_blocks, block_size, num_kv_heads]`` float32, changed in place.
+
+    Raises
+    ------
+    ValueError
+        `kv_cache_dtype` is none of these, or not the dtype of the cache.
+
+    Examples
+    --------
+    >>> key_cache, value_cache = empty_cache(4, 16, 8, 128, dtype=torch.bfloat16, device="cpu")
+    >>> key, one = torch.ones(2, 8, 128, dtype=torch.bfloat16), torch.ones(1)
+    >>> slots = torch.tensor([17, -1])
+    >>> reshape_and_cache_flash(key, key, key_cache, value_cache, slots, "bfloat16", one, one)
+    >>> key_cache[1, 1].sum()
+    tensor(1024., dtype=torch.bfloat16)
     """
-    run = dispatch.write_flash if _is_plain(key) else dispatch.operations.reshape_and_cache_flash
-    run(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale)
+    if kv_cache_dtype == "int8_per_token_head":
+        reshape_and_cache_quant(key, value, key_cache, value_cache, k_scale, v_scale, slot_mapping)
+    elif kv_cache_dtype in _PLAIN:
+        wanted = _PLAIN[kv_cache_dtype]
+        if wanted is not None and key_cache.dtype != wanted:
+            raise ValueError(
+                f"`kv_cache_dtype` must be the dtype of `key_cache`, {key_cache.dtype}, or 'auto', got "
+                f"{kv_cache_dtype!r}"
+            )
+        reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+    else:
+        known = ", ".join(map(repr, (*_PLAIN, "int8_per_token_head")))
+        raise ValueError(f"`kv_cache_dtype` must be one of {known}, got {kv_cache_dtype!r}")
+
+
+dispatch.register_composite(
+    "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+    "Tensor slot_mapping, str kv_cache_dtype, Tensor(c!) k_scale, Tensor(d!) v_scale) -> ()",
+    reshape_and_cache_flash,
+)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device or ("xpu" if torch.xpu.is_available() else "cpu"))
-
-
-_is_compiling = torch.compiler.is_dynamo_compiling
-_count_of_modes = torch._C._len_torch_dispatch_stack
-
-
-def _is_plain(first: Any) -> bool:
-    """Whether a call can do without torch's dispatcher, which a trace or a subclass needs."""
-    if _is_compiling() or _count_of_modes():
-        return False
-    if type(first) is Tensor:
-        return True
-    if not isinstance(first, Tensor):
-        raise TypeError(
-            f"arguments must be torch.Tensor, got {type(first).__module__}.{type(first).__qualname__}; "
-            "kvcache_dpex itself has the same operations for dpnp arrays"
-        )
-    return False

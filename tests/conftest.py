@@ -7,10 +7,11 @@ import pytest
 
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from helpers import PlainLaunch, compiled, skip_record_on_gpu
-from kvcache_dpex.ops import dequantize, plan, quantize, write
-from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.ops.calls import launch_of
+from kvcache_dpex.ops.operation import using
+from kvcache_dpex.runtime.compile import compiler, elsewhere, store
 from kvcache_dpex.runtime.environment import devices
-from kvcache_dpex.runtime.launch import launch
+from kvcache_dpex.runtime.launch import launch, order
 from quantizing import force_kernel
 
 
@@ -20,6 +21,37 @@ def queue():
     return devices.queue_for()
 
 
+@pytest.fixture(params=["out of order", "in order", "profiling"])
+def any_queue(request, queue):
+    """The device's usual queue, an in-order one such as torch's streams are, and one that takes times."""
+    import dpctl
+
+    properties = {"in order": "in_order", "profiling": "enable_profiling"}
+    if request.param in properties:
+        return dpctl.SyclQueue(queue.sycl_device, property=properties[request.param])
+    return queue
+
+
+@pytest.fixture
+def asynchronous(any_queue):
+    """Launches that do not wait, by the kernels of a GPU, as on a GPU."""
+    new = functools.partial(launch.Launch, order=order.Asynchronous)
+    with using(launch=functools.partial(launch_of, new=new), variant="scatter_gpu"):
+        yield
+    any_queue.wait()
+
+
+@pytest.fixture(params=["blocking", "asynchronous"])
+def policy(request, any_queue):
+    """Both ways to order a launch, on every device."""
+    if request.param == "asynchronous":
+        yield request.getfixturevalue("asynchronous")
+    else:
+        new = functools.partial(launch.Launch, order=order.Blocking)
+        with using(launch=functools.partial(launch_of, new=new)):
+            yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory):
     """Modules that a test compiles stay out of the user's cache folder."""
@@ -27,6 +59,7 @@ def own_cache_folder(tmp_path_factory):
         tools = os.environ.get("KVCACHE_DPEX_IGC") or str(store.cache_folder() / "igc")
         patch.setenv("KVCACHE_DPEX_IGC", tools)
         patch.setenv("KVCACHE_DPEX_CACHE", str(tmp_path_factory.mktemp("modules")))
+        patch.delenv(elsewhere.VARIABLE, raising=False)
         yield
 
 
@@ -51,33 +84,32 @@ RUNNERS = ["plain", "packaged", *(["compiled"] if compiler.available() else [])]
 @pytest.fixture(params=RUNNERS)
 def runner(request, monkeypatch, queue):
     """Kernels as plain Python, as packaged SPIR-V and, where numba-dpex is installed, compiled now."""
-    monkeypatch.setattr(store, "load", LOADERS[request.param])
-    for verb in (write, quantize, dequantize):
-        monkeypatch.setattr(verb, "_launches", {})
+    new = launch.Launch
     if request.param == "plain":
         if not queue.sycl_device.is_cpu:
             pytest.skip("plain Python reads the memory of the CPU device only")
-        monkeypatch.setattr(launch, "Launch", PlainLaunch)
+        new = PlainLaunch
     if request.param == "compiled":
         monkeypatch.setattr(launch, "_built", _built_from_source)
-    return request.param
+    with using(launch=functools.partial(launch_of, load=LOADERS[request.param], new=new)):
+        yield request.param
 
 
 @pytest.fixture(params=["scatter_cpu", "scatter_gpu"])
-def whole_rows(request, runner, monkeypatch, queue):
+def whole_rows(request, runner, queue):
     """Write whole rows with the CPU's kernel and with the GPU's, by each runner."""
     skip_record_on_gpu(request.param, queue)
-    with plan.prefer(request.param):
+    with using(variant=request.param):
         yield request.param
 
 
 @pytest.fixture(params=["quantize_strided", "quantize_gpu", "quantize_cpu", "any"])
-def kernel(request, monkeypatch, queue):
+def kernel(request, queue):
     """Quantize with one kernel, on every device; the names of those that were launched.
 
     "any" is `quantize_strided` for rows of any stride, also where they are contiguous.
     """
     if "runner" in request.fixturenames:
         request.getfixturevalue("runner")
-    with force_kernel(monkeypatch, queue, request.param) as launched:
+    with force_kernel(queue, request.param) as launched:
         yield launched

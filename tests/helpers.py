@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from kvcache_dpex import reference
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime.compile import simulate, store
+from kvcache_dpex.runtime.compile import simulate, spirv, store
 from kvcache_dpex.runtime.launch import arrays
 
 ROOT = Path(__file__).parent.parent
@@ -125,6 +126,13 @@ def compiled(function, **types):
     """A kernel's module, compiled now whatever is packaged or cached."""
     wanted = store.signature(function, **types)
     return store.Module(*wanted, store.compile_signature(function, wanted), "compiled")
+
+
+def tiny_module(entry):
+    """The shortest bytes that count as SPIR-V with this entry point."""
+    text = entry.encode() + b"\0" * (4 - len(entry) % 4)
+    words = [spirv.MAGIC, 0x10000, 0, 2, 0, spirv.OP_ENTRY_POINT | (3 + len(text) // 4) << 16, 6, 1]
+    return struct.pack("<8I", *words) + text
 
 
 class PlainLaunch:

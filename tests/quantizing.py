@@ -6,8 +6,8 @@ import numpy as np
 
 from helpers import Twins, sentinel, skip_record_on_gpu
 from kvcache_dpex import reference
-from kvcache_dpex.ops import dequantize, plan, quantize
-from kvcache_dpex.runtime.launch import launch
+from kvcache_dpex.ops import calls, dequantize, quantize
+from kvcache_dpex.ops.operation import using
 
 VALUES = ["float32", "float16", "bfloat16"]
 # The exponents of each type's numbers, subnormal ones included.
@@ -90,18 +90,16 @@ def quantize_rows(rows):
 
 
 @contextmanager
-def force_kernel(monkeypatch, queue, name):
-    """Have `ops.quantize` take one kernel wherever it fits; gives the names of those it launches."""
+def force_kernel(queue, name):
+    """Have quantization take one kernel wherever it fits; gives the names of those it launches."""
     if name != "any":
         skip_record_on_gpu(name, queue)
     launched = []
-    real_launch = launch.Launch
+    usual = calls.settings.launch
 
-    def record(module, *rest):
-        launched.append(module.name.split("-")[0])
-        return real_launch(module, *rest)
+    def launch(plan):
+        launched.append(plan.kernel.__name__)
+        return usual(plan)
 
-    monkeypatch.setattr(quantize, "_launches", {})
-    monkeypatch.setattr(launch, "Launch", record)
-    with plan.prefer(name):
+    with using(launch=launch, variant=name):
         yield launched

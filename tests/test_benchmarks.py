@@ -120,7 +120,7 @@ def test_slots_are_distinct_and_a_prefill_fills_blocks(case):
 
 def test_breakdown_prints_every_part():
     printed = output_of("", arguments=["-m", "benchmarks.breakdown", "--seconds", "0.2"])
-    parts = "its launch alone", "all slots negative", "reading five arrays", "wait for the kernel"
+    parts = "its launch alone", "all slots negative", "five arrays read", "wait for the kernel"
     assert [part for part in parts if part not in printed] == []
     assert ("torch.reshape_and_cache without a launch" in printed) == (find_spec("torch") is not None)
 

@@ -6,7 +6,7 @@ import pytest
 from helpers import random_bits, sentinel, to_device
 from kvcache_dpex import dequant_cache, empty_quant_cache, reference, reshape_and_cache_quant
 from kvcache_dpex.layout import slots_of_sequence
-from kvcache_dpex.ops import dequantize, plan
+from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.launch import arrays
 from quantizing import VALUES, check_dequantize, quantize_case, rows_of
 from test_quantize_views import SCALES, name_of
@@ -21,12 +21,11 @@ def rng():
 
 
 @pytest.fixture(params=["dequantize_gpu", "dequantize_cpu", "dequantize_strided"])
-def decoder(request, monkeypatch):
+def decoder(request):
     """A GPU's kernel, a CPU's, and the general one, which takes every case."""
     if "runner" in request.fixturenames:
         request.getfixturevalue("runner")
-    monkeypatch.setattr(dequantize, "_launches", {})
-    with plan.prefer(request.param):
+    with using(variant=request.param):
         yield request.param
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import run_python
-from kvcache_dpex.runtime.environment import devices, libraries
+from kvcache_dpex.runtime.environment import compatibility, devices, gpu, libraries
 
 
 def fake(name, backend):
@@ -84,26 +84,77 @@ def test_names_that_are_no_device(queue):
         assert queue.sycl_device.filter_string in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("driver", "remedy"),
-    [
-        (
-            None,
-            "for the CPU device: pip install intel-opencl-rt; for an Intel GPU, its Level Zero driver",
-        ),
-        (
-            "/env/lib/libintelocl.so",
-            "import kvcache_dpex before dpctl or dpnp and leave ONEAPI_DEVICE_SELECTOR and "
-            "OCL_ICD_FILENAMES unset; `python -m kvcache_dpex doctor` shows what was found",
-        ),
-    ],
+NO_DRIVER_MESSAGE = (
+    "the CPU device needs an OpenCL driver: pip install 'intel-opencl-rt==2024.2.*'; no Intel GPU"
 )
-def test_no_device(found, monkeypatch, driver, remedy):
-    """A43: what is said depends on whether the environment has the CPU driver."""
+
+
+@pytest.fixture
+def nothing(found, monkeypatch):
+    """No device, a 2024 runtime, its driver, and no variable; a test changes one of them."""
     found([])
-    monkeypatch.setattr(libraries, "find", lambda name: driver)
-    with pytest.raises(RuntimeError, match=f"^{re.escape('no SYCL device found; ' + remedy)}$"):
+    for name in (*gpu.SELECTORS, "OCL_ICD_FILENAMES", libraries._OWN_DRIVER):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(libraries, "linked_sycl_version", lambda: 7)
+    monkeypatch.setattr(libraries, "find", lambda stem: f"/env/lib/{stem}.so")
+    monkeypatch.setattr(compatibility, "version", {"intel-opencl-rt": "2024.2.2", "dpctl": "0.17.0"}.get)
+    monkeypatch.setattr(gpu, "absence", lambda: "no Intel GPU")
+    return monkeypatch
+
+
+def reason():
+    with pytest.raises(RuntimeError, match=r"^no SYCL device found: ") as raised:
         devices.default_device()
+    return str(raised.value).partition(": ")[2]
+
+
+@pytest.mark.parametrize("variable", gpu.SELECTORS)
+def test_a_selector_that_hides_every_device(nothing, variable):
+    """ipex-llm #12844: the variable is named, not a driver that is installed."""
+    nothing.setenv(variable, "level_zero:0")
+    assert reason() == f"{variable}=level_zero:0 hides every device; unset it"
+
+
+def test_no_opencl_driver(nothing):
+    """dpctl #914: in the release that works with the runtime."""
+    nothing.setattr(libraries, "find", lambda stem: None)
+    assert reason() == NO_DRIVER_MESSAGE
+
+
+def test_an_opencl_driver_of_the_user_that_does_not_work(nothing):
+    nothing.setenv("OCL_ICD_FILENAMES", "/their/driver.so")
+    assert reason() == "OCL_ICD_FILENAMES=/their/driver.so names no OpenCL driver that works; unset it"
+
+
+def test_an_opencl_driver_of_another_runtime(nothing):
+    nothing.setattr(compatibility, "version", {"intel-opencl-rt": "2026.2.0", "dpctl": "0.17.0"}.get)
+    assert reason() == (
+        "the OpenCL driver intel-opencl-rt 2026.2.0 does not work with the SYCL runtime of dpctl 0.17.0: "
+        "pip install 'intel-opencl-rt==2024.2.*'"
+    )
+
+
+def test_an_opencl_driver_that_was_not_loaded(nothing):
+    assert reason() == (
+        "the OpenCL driver /env/lib/libintelocl.so was not loaded; import kvcache_dpex before anything asks "
+        "SYCL for devices, or reinstall the driver: pip install --force-reinstall --no-deps "
+        "'intel-opencl-rt==2024.2.*'"
+    )
+
+
+@pytest.mark.parametrize("device", ["gpu", "level_zero:gpu:0", "cpu:7"])
+def test_a_device_that_is_not_there(monkeypatch, queue, device):
+    """The devices that are, and why no Intel GPU is; one traceback, not two."""
+    if queue.sycl_device.is_gpu:
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr(gpu, "absence", lambda: "no Intel GPU is visible: get one")
+    with pytest.raises(ValueError, match="names no device here") as raised:
+        devices.queue_for(device)
+    assert str(raised.value) == (
+        f"`device` {device!r} names no device here; there is {queue.sycl_device.filter_string}; "
+        "no Intel GPU is visible: get one"
+    )
+    assert raised.value.__context__ is None
 
 
 @pytest.mark.parametrize(
@@ -111,12 +162,109 @@ def test_no_device(found, monkeypatch, driver, remedy):
     ["kvcache_dpex.empty_cache(2, 4, 1, 8)", "kvcache_dpex.empty_cache(2, 4, 1, 8, device='cpu')"],
 )
 def test_no_device_in_a_fresh_process(call):
-    """A43: a selector that matches nothing; importing works, the first use explains."""
+    """dpctl #1406: importing works, the first use explains."""
     code = f"import kvcache_dpex; print('imported', flush=True); {call}"
     done = run_python(code, ONEAPI_DEVICE_SELECTOR="cuda:gpu")
     assert done.stdout == "imported\n"
     assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    start = "ValueError: `device` 'cpu' names no device here; there is none: "
-    assert last.startswith(start if "device=" in call else "RuntimeError: no SYCL device found; ")
-    assert "ONEAPI_DEVICE_SELECTOR" in last
+    start = (
+        "ValueError: `device` 'cpu' names no device here; there is none: "
+        if "device=" in call
+        else "RuntimeError: no SYCL device found: "
+    )
+    last = f"{start}ONEAPI_DEVICE_SELECTOR=cuda:gpu hides every device; unset it"
+    assert done.stderr.strip().splitlines()[-1] == last
+
+
+def test_a_second_runtime_is_refused_before_dpctl_is_used(monkeypatch):
+    monkeypatch.setattr(libraries, "loaded_sycl_versions", lambda: {7, 9})
+    with pytest.raises(RuntimeError, match="two SYCL runtimes in one process crash it"):
+        devices.load_dpctl.__wrapped__()
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine of the test's own: its render nodes by PCI vendor, and which of them this user may open."""
+    real = gpu.Path
+
+    def path(first, *parts):
+        return real(tmp_path, str(first).lstrip("/"), *parts) if str(first).startswith("/") else real(first)
+
+    def make(vendors=(), *, closed=(), absent=(), wsl=False):
+        for number, vendor in enumerate(vendors, 128):
+            node = tmp_path / f"sys/class/drm/renderD{number}/device"
+            node.mkdir(parents=True)
+            (node / "vendor").write_text(f"{vendor}\n")
+            if number not in absent:
+                (tmp_path / "dev/dri").mkdir(parents=True, exist_ok=True)
+                (tmp_path / f"dev/dri/renderD{number}").touch()
+        if wsl:
+            (tmp_path / "dev").mkdir(exist_ok=True)
+            (tmp_path / "dev/dxg").touch()
+        names = {f"renderD{number}" for number in closed}
+        monkeypatch.setattr(gpu.os, "access", lambda node, mode: real(node).name not in names)
+
+    for name in gpu.SELECTORS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpu, "Path", path)
+    return make
+
+
+def test_render_nodes_of_intel_gpus(machine):
+    machine(["0x10de", "0x8086", "0x8086"])
+    assert [node.name for node in gpu.nodes()] == ["renderD129", "renderD130"]
+
+
+LEVEL_ZERO = (
+    "sudo apt install libze-intel-gpu1 libze1 (Debian 13, Ubuntu 24.10 and later), or your distribution's "
+    "intel-level-zero-gpu and level-zero"
+)
+
+
+def test_no_permission_to_open_a_node(machine, tmp_path):
+    machine(["0x8086", "0x8086"], closed=[129])
+    assert gpu.absence() == (
+        f"no Intel GPU is visible: this user may not open {tmp_path}/dev/dri/renderD129: "
+        "sudo usermod -aG render $USER, then log in again"
+    )
+
+
+def test_no_level_zero_driver(machine, tmp_path):
+    machine(["0x8086"])
+    assert gpu.absence() == (
+        f"no Intel GPU is visible: {tmp_path}/dev/dri/renderD128 is one, but its Level Zero driver is "
+        f"missing: {LEVEL_ZERO}"
+    )
+
+
+def test_a_container_without_the_node(machine, tmp_path):
+    machine(["0x8086"], absent=[128])
+    assert gpu.absence() == (
+        f"no Intel GPU is visible: {tmp_path}/dev/dri/renderD128 does not exist here: start the container "
+        "with --device /dev/dri"
+    )
+
+
+def test_wsl2(machine):
+    machine(wsl=True)
+    assert gpu.absence() == (
+        "no Intel GPU is visible: this is WSL2, which reaches the GPU through /dev/dxg: install Intel's "
+        f"graphics driver on Windows and the Level Zero driver in Linux, {LEVEL_ZERO}"
+    )
+
+
+def test_a_machine_without_an_intel_gpu(machine):
+    machine(["0x10de"])
+    assert gpu.absence() == (
+        "no Intel GPU is visible: the Linux kernel shows none in /sys/class/drm; on a machine that has one, "
+        f"install its kernel driver (i915 or xe) and its Level Zero driver, {LEVEL_ZERO}; give a container "
+        "--device /dev/dri"
+    )
+
+
+def test_a_selector_that_may_hide_the_gpu(machine, monkeypatch):
+    machine()
+    monkeypatch.setenv("ONEAPI_DEVICE_SELECTOR", "opencl:cpu")
+    assert gpu.absence().startswith(
+        "no Intel GPU is visible (ONEAPI_DEVICE_SELECTOR=opencl:cpu is set and can hide a GPU: unset it): "
+    )

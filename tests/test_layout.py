@@ -95,12 +95,33 @@ def test_cache_shape_refuses(position, wrong, error, message):
     sizes[position] = wrong
     message = message.format(name=name, least=0 if position == 0 else 1)
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
-        layout.cache_shape(*sizes)
+        layout.cache_shapes(*sizes)
 
 
 def test_cache_shape_takes_whole_numbers_of_any_kind():
-    shape = layout.cache_shape(np.int64(0), np.uint8(16), 2, 8)
+    shape, _ = layout.cache_shapes(np.int64(0), np.uint8(16), 2, 8)
     assert shape == (0, 16, 2, 8)
     assert {type(size) for size in shape} == {int}
     with pytest.raises(ValueError, match=r"^`head_size` must be >= 1, got 0$"):
-        layout.cache_shape(4, 16, 2, 0)
+        layout.cache_shapes(4, 16, 2, 0)
+
+
+def test_slots_of_int32_rows_do_not_wrap():
+    """Engines hold tables of int32, and a slot may need more bits than its block."""
+    row = np.array([268435456, 134217728], "int32")
+    slots = layout.slots_of_sequence(row, 15, 17, 16)
+    assert slots == [2**32 + 15, 2**31]
+    assert {type(slot) for slot in slots} == {int}
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (3, 2), (-2, -1)])
+def test_positions_before_the_sequence_are_refused(start, stop):
+    message = f"`start` and `stop` must be positions 0 <= start <= stop, got {start} and {stop}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        layout.slots_of_sequence([7, 2], start, stop, 16)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_value_head_size_is_named(size):
+    with pytest.raises(ValueError, match=f"^`value_head_size` must be >= 1, got {size}$"):
+        layout.cache_shapes(4, 16, 2, 8, size)

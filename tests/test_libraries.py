@@ -1,111 +1,126 @@
-"""Finding the SYCL, OpenCL and MKL libraries; two SYCL runtimes in one process are refused."""
+"""Loading the SYCL, OpenCL and MKL libraries; two SYCL runtimes in one process are refused."""
 
 import os
 import re
 import struct
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from helpers import output_of
-from kvcache_dpex.runtime.environment import bundle, libraries
-
-USE = """
-import kvcache_dpex
-key_cache, value_cache = kvcache_dpex.empty_cache(2, 4, 1, 8)
-print(int((key_cache + 1).sum()))
-"""
-
-
-@pytest.fixture
-def environment(monkeypatch, tmp_path):
-    """An environment's lib folder with these files, as the only place to look."""
-
-    def make(*names):
-        folder = tmp_path / "lib"
-        folder.mkdir(exist_ok=True)
-        for name in names:
-            (folder / name).write_bytes(b"")
-        return folder
-
-    for name in ("prefix", "base_prefix"):
-        monkeypatch.setattr(sys, name, str(tmp_path))
-    monkeypatch.setattr(libraries.site, "getuserbase", lambda: str(tmp_path / "user"))
-    return make
-
-
-def test_without_any_variable():
-    """A43: neither LD_LIBRARY_PATH nor OCL_ICD_FILENAMES nor a selector is needed."""
-    unset = dict.fromkeys(("LD_LIBRARY_PATH", "OCL_ICD_FILENAMES", "ONEAPI_DEVICE_SELECTOR"))
-    assert output_of(USE, **unset) == "64"
-
-
-def test_with_the_libraries_on_the_users_path():
-    assert output_of(USE, LD_LIBRARY_PATH=str(Path(sys.prefix, "lib"))) == "64"
-
-
-@pytest.mark.parametrize("order", ["import kvcache_dpex, dpctl, dpnp", "import kvcache_dpex, dpnp, dpctl"])
-def test_importing_the_package_first_lets_the_others_load(order):
-    assert output_of(order + "; print(int(dpnp.ones(3).sum()), len(dpctl.get_devices()) > 0)") == "3 True"
-
-
-def test_find(environment):
-    folder = environment("libsycl.so.7")
-    assert libraries.find("libsycl.so.7") == folder / "libsycl.so.7"
-    assert libraries.find("libsycl.so.8") is None
-
-
-def test_the_opencl_driver_of_the_environment(environment, monkeypatch):
-    monkeypatch.delenv("OCL_ICD_FILENAMES", raising=False)
-    environment()
-    libraries.set_opencl_driver()
-    assert "OCL_ICD_FILENAMES" not in os.environ
-    folder = environment("libintelocl.so")
-    libraries.set_opencl_driver()
-    assert os.environ["OCL_ICD_FILENAMES"] == str(folder / "libintelocl.so")
-
-
-def test_the_users_opencl_driver_stays(environment, monkeypatch):
-    monkeypatch.setenv("OCL_ICD_FILENAMES", "/their/driver.so")
-    environment("libintelocl.so")
-    libraries.set_opencl_driver()
-    assert os.environ["OCL_ICD_FILENAMES"] == "/their/driver.so"
-
-
-@pytest.fixture
-def opened(monkeypatch):
-    """Names of the libraries that would be loaded."""
-    names = []
-    monkeypatch.setattr(libraries.bundle, "load", lambda wanted, folder: names.extend(wanted))
-    return names
+from helpers import ROOT, output_of
+from kvcache_dpex.runtime.environment import bundle, libraries, watch
 
 
 @pytest.mark.parametrize(
-    ("linked", "searched", "expected"),
+    "order",
     [
-        (7, "", ["libstdc++.so.6", "libgcc_s.so.1", "libintlc.so.5", "libsycl.so.7"]),
-        (None, "/elsewhere", ["libstdc++.so.6", "libgcc_s.so.1", "libintlc.so.5", "libsycl.so.7"]),
-        (9, "", []),
-        (7, "{lib}", []),
-        (7, "/elsewhere:{lib}", []),
+        "import kvcache_dpex, dpctl, dpnp",
+        "import kvcache_dpex, dpnp, dpctl",
+        "import dpctl, dpnp, kvcache_dpex",
+        "import dpnp, kvcache_dpex, dpctl",
     ],
-    ids=["2024 runtime", "dpctl unknown", "newer dpctl", "user's path", "user's second path"],
 )
-def test_preload(environment, monkeypatch, opened, linked, searched, expected):
-    """In the order of their needs, and only for the 2024 runtime that the user's path does not name."""
-    folder = environment("libsycl.so.7", "libintlc.so.5")
+def test_each_order_of_imports(order):
+    """The last two are what import sorters make of it; `kvcache_dpex.pth` is installed with the package."""
+    code = f"{order}; print(int(dpnp.ones(3).sum()), len(dpctl.get_devices()) > 0)"
+    assert output_of(code, LD_LIBRARY_PATH=None, OCL_ICD_FILENAMES=None) == "3 True"
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Neither the user nor a parent process names a driver; what the test sets is undone."""
+    for name in ("OCL_ICD_FILENAMES", libraries._OWN_DRIVER):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return os.environ
+
+
+def driver_at(monkeypatch, path):
+    found = {"libintelocl": path and Path(path)}
+    monkeypatch.setattr(libraries, "find", found.get)
+
+
+def test_the_opencl_driver_of_the_environment(variables, monkeypatch):
+    driver_at(monkeypatch, None)
+    libraries.set_opencl_driver()
+    assert "OCL_ICD_FILENAMES" not in variables
+    for path in ("/env/lib/libintelocl.so", "/another/lib/libintelocl.so"):
+        driver_at(monkeypatch, path)
+        libraries.set_opencl_driver()
+        assert variables["OCL_ICD_FILENAMES"] == path
+        assert libraries.is_own_driver()
+
+
+def test_a_driver_of_the_parents_environment_is_dropped_where_there_is_none(variables, monkeypatch):
+    variables["OCL_ICD_FILENAMES"] = variables[libraries._OWN_DRIVER] = "/parent/libintelocl.so"
+    driver_at(monkeypatch, None)
+    libraries.set_opencl_driver()
+    assert not {"OCL_ICD_FILENAMES", libraries._OWN_DRIVER} & set(variables)
+
+
+@pytest.mark.parametrize("value", ["/their/driver.so", ""])
+def test_the_users_opencl_driver_stays(variables, monkeypatch, value):
+    variables["OCL_ICD_FILENAMES"] = value
+    driver_at(monkeypatch, "/env/lib/libintelocl.so")
+    libraries.set_opencl_driver()
+    assert variables["OCL_ICD_FILENAMES"] == value
+    assert not libraries.is_own_driver()
+
+
+CPP = ["libstdc++.so.6", "libgcc_s.so.1"]
+
+
+@pytest.mark.parametrize(
+    ("linked", "here", "expected"),
+    [
+        (7, "libtbb.so.12 libsycl.so.7", [*CPP, "libtbb.so.12", "libsycl.so.7"]),
+        (7, "libtbb.so.12 libsycl.so.9", [*CPP, "libtbb.so.12"]),
+        (7, "", None),
+        (9, "libtbb.so.12 libsycl.so.9", None),
+        (9, "elsewhere/libtbb.so.12 libsycl.so.9", [*CPP, "libtbb.so.12"]),
+        (None, "libtbb.so.12 libsycl.so.7", None),
+    ],
+    ids=["2024", "another runtime", "nothing", "wheels that look there", "elsewhere", "no dpctl"],
+)
+def test_preload(tmp_path, monkeypatch, linked, here, expected):
+    """In the order of their needs, only what the linker would not find, and never a second runtime."""
+    lib = tmp_path / "lib"
+    files = [lib / name for name in here.split()]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    found = {file.name.partition(".")[0]: file for file in files}
+    loaded = []
+    monkeypatch.setattr(libraries, "find", found.get)
     monkeypatch.setattr(libraries, "linked_sycl_version", lambda: linked)
-    monkeypatch.setenv("LD_LIBRARY_PATH", searched.format(lib=folder))
-    libraries.preload(libraries._CORE)
-    assert opened == expected
+    monkeypatch.setattr(libraries, "dpctl_folder", lambda: lib / "python3/site-packages/dpctl")
+    monkeypatch.setattr(libraries.bundle, "load", lambda *wanted: loaded.append(wanted) or True)
+    libraries.preload(tuple(libraries._CORE))
+    libraries.preload(tuple(libraries._CORE))
+    folder = str(lib / "elsewhere") if "elsewhere" in here else str(lib)
+    assert loaded == ([] if expected is None else [(tuple(expected), (folder,))])
 
 
-def test_preload_without_a_2024_runtime(environment, opened):
-    environment("libintlc.so.5", "libsycl.so.9")
-    libraries.preload(libraries._CORE)
-    assert opened == []
+def test_one_that_cannot_be_loaded_does_not_keep_the_others_out(monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        libraries.bundle, "load", lambda names, folders: tried.append(list(names)) or "bad" not in names
+    )
+    libraries._load_once(("first", "bad", "last"), ("/lib",))
+    assert tried == [["first", "bad", "last"], ["first"], ["first", "bad"], ["first", "last"]]
+
+
+@pytest.mark.parametrize(("module", "groups"), [("dpctl", 1), ("dpnp", 2), ("numba_dpex", 2)])
+def test_what_each_module_needs(variables, monkeypatch, module, groups):
+    driver_at(monkeypatch, None)
+    wanted = []
+    monkeypatch.setattr(libraries, "preload", wanted.append)
+    libraries.prepare(module)
+    core, mkl = tuple(libraries._CORE), tuple(libraries._MKL)
+    assert wanted == [core, (*core, *mkl)][:groups]
 
 
 def test_a_bundle_loads_libraries_that_only_they_see():
@@ -113,7 +128,7 @@ def test_a_bundle_loads_libraries_that_only_they_see():
     names = ["libanl.so.1", "libthread_db.so.1", "libnone.so.0"]
     code = (
         "import ctypes; from kvcache_dpex.runtime.environment import bundle; from pathlib import Path\n"
-        "bundle.load({names}, '/'); maps = Path('/proc/self/maps').read_text()\n"
+        "bundle.load({names}, ['/']); maps = Path('/proc/self/maps').read_text()\n"
         "print('libthread_db.so.1' in maps, hasattr(ctypes.CDLL(None), 'td_init'))"
     )
     assert output_of(code.format(names=names[:2])) == "True False"
@@ -122,7 +137,7 @@ def test_a_bundle_loads_libraries_that_only_they_see():
 
 def test_a_bundle_asks_for_no_executable_stack():
     """glibc refuses one since 2.41, also where it is asked for by saying nothing."""
-    code = bundle.image(["libanl.so.1"], "/")
+    code = bundle.image(["libanl.so.1"], ["/"])
     (count,) = struct.unpack_from("<H", code, 56)
     headers = [struct.unpack_from("<2I", code, 64 + 56 * number) for number in range(count)]
     gnu_stack, read_write = 0x6474E551, 6
@@ -169,16 +184,55 @@ def test_torch_multiplies_beside_dpnp(first):
 
 def test_the_watcher_watches_once_and_finds_nothing():
     for _ in range(2):
-        libraries.watch_imports()
-    watchers = [finder for finder in sys.meta_path if isinstance(finder, libraries._Watcher)]
-    assert len(watchers) == 1
+        watch.start()
+    watchers = [finder for finder in sys.meta_path if watch.is_watcher(finder)]
+    assert watchers == [watch.watcher]
     assert watchers[0].find_spec("dpctl") is None
 
 
+@pytest.mark.parametrize("module", ["dpctl", "dpnp", "numba_dpex"])
+def test_the_watcher_prepares(monkeypatch, module):
+    prepared = []
+    monkeypatch.setattr(libraries, "prepare", prepared.append)
+    for name in (module, "numpy", f"{module}.memory"):
+        watch.watcher.find_spec(name)
+    assert prepared == [module]
+
+
+@pytest.mark.parametrize("module", ["dpctl", "dpnp", "numba_dpex"])
+def test_the_finder_of_the_startup_file(monkeypatch, module):
+    """It imports the package for these modules alone, and leaves them to it once it is imported."""
+    startup = import_startup(monkeypatch)
+    prepared = []
+    monkeypatch.setattr(libraries, "prepare", prepared.append)
+    assert startup.StartupFinder.find_spec(module) is None
+    assert prepared == []
+    monkeypatch.delitem(sys.modules, "kvcache_dpex")
+    assert startup.StartupFinder.find_spec("numpy") is None
+    assert prepared == []
+    assert startup.StartupFinder.find_spec(module) is None
+    assert prepared == [module]
+
+
+def test_the_startup_file_outlives_the_package(monkeypatch):
+    """Such as the checkout of an editable install that was deleted: dpnp is imported as without it."""
+    startup = import_startup(monkeypatch)
+    monkeypatch.delitem(sys.modules, "kvcache_dpex")
+    monkeypatch.setitem(sys.modules, "kvcache_dpex.runtime.environment", None)
+    assert startup.StartupFinder.find_spec("dpnp") is None
+
+
+def import_startup(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.syspath_prepend(ROOT / "startup")
+    monkeypatch.delitem(sys.modules, "_kvcache_dpex_startup", raising=False)
+    return import_module("_kvcache_dpex_startup")
+
+
 def test_the_runtime_that_dpctl_links(queue):
-    """A9: read from the installed file, and the one that this process has loaded."""
+    """Read from the installed file, and the one that this process has loaded."""
     version = libraries.linked_sycl_version()
-    assert Path(sys.prefix, "lib", f"libsycl.so.{version}").exists()
+    assert libraries.find("libsycl").name == f"libsycl.so.{version}"
     assert libraries.loaded_sycl_versions() == {version}
     libraries.require_single_sycl()
 

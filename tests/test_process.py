@@ -1,15 +1,15 @@
-"""What needs processes of its own: fork and spawn, edited kernels, a terminal."""
+"""What needs processes of its own: fork and spawn, a terminal."""
 
 import os
 import pty
-import shutil
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import ROOT, output_of, run_python
+import kvcache_dpex
+from helpers import output_of, run_python
 from kvcache_dpex.runtime.compile import compiler
+from kvcache_dpex.runtime.environment import libraries
 
 FORK = textwrap.dedent("""
     import os, sys, warnings
@@ -46,11 +46,101 @@ REFUSED = (
     ["write()", "kv.empty_cache(2, 4, 1, 8)", "import dpnp; dpnp.ones(3) + 1"],
     ids=["a write", "a cache", "dpnp alone"],
 )
-@pytest.mark.parametrize("call", ["write()", "kv.reshape_and_cache(None, None, None, None, None)"])
-def test_a_child_of_fork_is_refused_at_once(before, call):
-    """A44: it would hang for good; the parent goes on."""
-    printed = output_of(FORK.format(before=before, call=call), timeout=120)
+def test_a_child_of_fork_is_refused_at_once(before):
+    """dpctl #1169: it would hang for good; the parent goes on."""
+    printed = output_of(FORK.format(before=before, call="write()"), timeout=120)
     assert printed.splitlines() == [REFUSED, "parent 16.0"]
+
+
+CALLS = [
+    "kv.empty_cache(2, 4, 1, 8)",
+    "kv.empty_quant_cache(2, 4, 1, 8)",
+    "kv.reshape_and_cache(None, None, None, None, None)",
+    "kv.reshape_and_cache_quant(None, None, None, None, None, None, None)",
+    "kv.dequant_cache(None, None)",
+]
+
+
+def test_every_operation_of_a_child_is_refused():
+    """dpctl #1971: before it looks at its arguments."""
+    assert {call.partition("(")[0] for call in CALLS} >= {f"kv.{name}" for name in kvcache_dpex.__all__}
+    calls = "\n".join(f"outcome(lambda: {call})" for call in CALLS)
+    code = FORK.format(before="write()", call="all_outcomes()").replace(
+        "child = os.fork()",
+        "def outcome(call):\n"
+        "    try:\n"
+        "        call()\n"
+        "    except RuntimeError as error:\n"
+        "        print('child', error)\n"
+        f"def all_outcomes():\n{textwrap.indent(calls, '    ')}\n"
+        "child = os.fork()",
+    )
+    printed = output_of(code, timeout=120).splitlines()
+    assert printed == [*[REFUSED] * len(CALLS), "child None", "parent 16.0"]
+
+
+TORCH_FORK = """
+import os, sys
+from kvcache_dpex import torch as kv
+import torch
+caches = kv.empty_cache(2, 4, 1, 8, device="cpu")
+key = torch.ones(2, 1, 8)
+kv.reshape_and_cache(key, key, *caches, torch.tensor([1, 2]))
+assert "dpnp" not in sys.modules
+if os.fork() == 0:
+    try:
+        kv.reshape_and_cache(key, key, *caches, torch.tensor([1, 2]))
+    except RuntimeError as error:
+        print("child", error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_child_of_a_parent_that_used_only_tensors():
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert output_of(TORCH_FORK, timeout=120) == REFUSED
+
+
+FORK_BEFORE_THE_IMPORT = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+{before}
+if os.fork() == 0:
+    {first}
+    import kvcache_dpex as kv
+    try:
+        print("child", float(kv.empty_cache(2, 4, 1, 8)[0].sum()))
+    except RuntimeError as error:
+        print("child", error)
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
+"""
+USE_DPNP = "import dpnp; (dpnp.ones(3) + 1).sum()"
+# As where the package is found on PYTHONPATH and is not installed.
+NO_STARTUP_FILE = "sys.meta_path[:] = [f for f in sys.meta_path if 'kvcache_dpex' not in str(f)]"
+
+
+def without_startup_file():
+    """What makes dpnp work without this package."""
+    driver = libraries.find("libintelocl")
+    return {"LD_LIBRARY_PATH": str(driver.parent), "OCL_ICD_FILENAMES": str(driver)}
+
+
+@pytest.mark.parametrize("startup_file", [True, False])
+def test_a_fork_before_the_package_is_imported(startup_file):
+    """dpctl #1169: the parent uses dpnp, and only the child imports the package."""
+    before = USE_DPNP if startup_file else f"{NO_STARTUP_FILE}\n{USE_DPNP}"
+    code = FORK_BEFORE_THE_IMPORT.format(before=before, first="pass")
+    variables = {} if startup_file else without_startup_file()
+    assert output_of(code, timeout=120, **variables) == REFUSED
+
+
+def test_a_child_of_fork_that_imports_dpnp_itself():
+    """dpnp before the package and no startup file, but nothing of SYCL in the parent: it works."""
+    code = FORK_BEFORE_THE_IMPORT.format(before=NO_STARTUP_FILE, first=USE_DPNP)
+    assert output_of(code, timeout=120, **without_startup_file()) == "child 0.0"
 
 
 def test_a_fork_before_sycl_is_harmless():
@@ -72,83 +162,11 @@ SPAWN = textwrap.dedent("""
 
 
 def test_spawn_works(tmp_path):
-    """A44: the remedy that the error names."""
+    """dpctl #1971: the remedy that the error names."""
     script = tmp_path / "script.py"  # whose functions a worker can import, as it cannot those of `-c`
     script.write_text(SPAWN)
     done = run_python("", arguments=[script])
     assert done.stdout == "[1.0, 2.0]\n", done.stderr
-
-
-WRITE = textwrap.dedent("""
-    import numpy as np
-    from kvcache_dpex.ops import write
-    from kvcache_dpex.runtime.environment import devices
-    from kvcache_dpex.runtime.launch import arrays
-    queue = devices.queue_for()
-    tensor = arrays.tensor_module()
-    key = tensor.asarray(np.arange(1, 4, dtype="float32").reshape(3, 1, 1), sycl_queue=queue)
-    caches = [tensor.zeros((2, 2, 1, 1), dtype="float32", sycl_queue=queue) for _ in range(2)]
-    write.reshape_and_cache(key, key, *caches, tensor.asarray(np.array([3, 0, 1]), sycl_queue=queue))
-    from kvcache_dpex.kernels.scatter_strided import scatter_strided
-    from kvcache_dpex.runtime.compile import store
-    origin = store.load(scatter_strided, word="uint32", slot="int64").origin
-    print(arrays.to_numpy(caches[0]).ravel().tolist(), origin)
-""")
-LINE = "if 0 <= slot < num_slots:"
-
-
-@pytest.fixture
-def own_copy(tmp_path):
-    """A copy of the package whose kernels a test may edit."""
-    shutil.copytree(
-        ROOT / "kvcache_dpex", tmp_path / "kvcache_dpex", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    return tmp_path
-
-
-def edit(folder):
-    file = folder / "kvcache_dpex" / "kernels" / "scatter_strided.py"
-    text = file.read_text()
-    assert LINE in text
-    file.write_text(text.replace(LINE, "if 0 < slot < num_slots:"))
-
-
-def run_copy(folder):
-    return run_python(WRITE, path=folder, KVCACHE_DPEX_CACHE=str(folder / "cache"), KVCACHE_DPEX_KERNELS=None)
-
-
-@pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
-def test_an_edited_line_takes_effect_on_the_next_call(own_copy):
-    """No further step: the packaged module no longer fits the source, so it is compiled, once."""
-    assert run_copy(own_copy).stdout == "[2.0, 3.0, 0.0, 1.0] packaged\n"
-    edit(own_copy)
-    for origin in ("compiled", "cache"):
-        done = run_copy(own_copy)
-        assert done.stdout == f"[0.0, 3.0, 0.0, 1.0] {origin}\n", done.stderr
-
-
-@pytest.mark.skipif(compiler.available(), reason="numba-dpex is installed and compiles the edited kernel")
-def test_an_edited_line_without_a_compiler_is_an_error(own_copy):
-    """The packaged module of the old source must not run in its place."""
-    assert run_copy(own_copy).stdout == "[2.0, 3.0, 0.0, 1.0] packaged\n"
-    edit(own_copy)
-    done = run_copy(own_copy)
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1] == (
-        "ImportError: kernel scatter_strided-uint32-int64 is not in the package with this source and these "
-        "types, and compiling it needs numba-dpex: pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)"
-    )
-
-
-@pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
-def test_two_processes_compile_into_one_folder(own_copy):
-    """Both run at once with an empty cache folder, both are right, and one whole module is left."""
-    edit(own_copy)
-    with ThreadPoolExecutor(2) as pool:
-        for done in pool.map(run_copy, [own_copy, own_copy]):
-            assert done.stdout.startswith("[0.0, 3.0, 0.0, 1.0]"), done.stderr
-    assert len(list((own_copy / "cache").iterdir())) == 1
-    assert run_copy(own_copy).stdout.endswith("cache\n")
 
 
 COMPILE = textwrap.dedent("""

@@ -52,7 +52,7 @@ def test_a_cpu_device_gets_a_size_that_fits_its_work_groups(width, size, module,
     if not device.is_cpu:
         pytest.skip("only a CPU device is given a sub-group size")
     assert launch.subgroup_size(device, width) == size
-    assert launch.build(module, queue, size).compile_sub_group_size == size
+    assert launch.build(module, queue, size).kernel.compile_sub_group_size == size
 
 
 def test_other_devices_choose_for_themselves():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import formats
-from ..layout import cache_shape
+from ..layout import cache_shapes
 from ..runtime.environment import devices
 from ..runtime.launch import arrays, launch
 
@@ -58,12 +58,8 @@ def empty_cache(
     (256, 16, 8, 128)
     """
     launch.refuse_after_fork()
-    if value_head_size is None:
-        value_head_size = head_size
-    shapes = {
-        "key_cache": cache_shape(num_blocks, block_size, num_kv_heads, head_size),
-        "value_cache": cache_shape(num_blocks, block_size, num_kv_heads, value_head_size),
-    }
+    of_keys, of_values = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
+    shapes = {"key_cache": of_keys, "value_cache": of_values}
     key_cache, value_cache = allocate(shapes, dict.fromkeys(shapes, dtype), device, usm_type)
     return key_cache, value_cache
 
@@ -110,8 +106,7 @@ def empty_quant_cache(
     ((256, 16, 8, 128), (4096, 8))
     """
     launch.refuse_after_fork()
-    sizes = (head_size, head_size if value_head_size is None else value_head_size)
-    kq, vq = (cache_shape(num_blocks, block_size, num_kv_heads, size) for size in sizes)
+    kq, vq = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
     scales = (kq[0] * kq[1], kq[2])
     shapes = {"kq": kq, "vq": vq, "ks": scales, "vs": scales}
     codes = formats.quantized(format).dtype

@@ -1,16 +1,16 @@
-"""From operands to a launch: a kernel's views of them, and the choice among the kernels of an operation."""
+"""From operands to a plan: a kernel's views of them, and the choice among the kernels of an operation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from ..runtime.compile import parameters, store
-from ..runtime.launch import launch
+from ..runtime.compile import parameters
 from ..runtime.launch.arrays import Operand
+from . import calls
+from .calls import Plan
 from .groups import CPU_VECTOR
 
 
@@ -19,7 +19,7 @@ class Variant(NamedTuple):
 
     kernel: Callable
     suits: Callable[..., bool]  # of the device, the type of the values and the head size
-    plan: Callable[..., launch.Launch | None]  # of the kernel and the operands; None if they do not fit
+    plan: Callable[..., Plan | None]  # of the kernel and the operands; None if they do not fit
 
 
 def anywhere(device: Any, value_type: str | None = None, head_size: int | None = None) -> bool:
@@ -43,33 +43,16 @@ def fills_vectors(device: Any, head_size: int, per_item: int) -> bool:
     return not device.is_cpu or head_size % (CPU_VECTOR * per_item) == 0
 
 
-_preferred: str | None = None
-
-
-@contextmanager
-def prefer(name: str) -> Iterator[None]:
-    """Inside, operations take the kernel of this name wherever it fits, whether it suits or not.
-
-    Elsewhere they take their last variant, which always fits. For tests; launches that were planned
-    before are not planned again.
-    """
-    global _preferred
-    before, _preferred = _preferred, name
-    try:
-        yield
-    finally:
-        _preferred = before
-
-
 def choose(
     variants: Sequence[Variant], device: Any, value_type: str | None, head_size: int | None, *operands: Any
-) -> launch.Launch:
-    """The launch of the first variant that suits and fits; the last one fits always."""
+) -> Plan:
+    """The plan of the first variant that suits and fits; the last one fits always."""
     *special, last = variants
-    if _preferred is None:
+    wanted = calls.settings.variant
+    if wanted is None:
         special = [each for each in special if each.suits(device, value_type, head_size)]
     else:
-        special = [each for each in special if each.kernel.__name__ == _preferred]
+        special = [each for each in special if each.kernel.__name__ == wanted]
         special = [each for each in special if _takes(each.kernel, value_type)]
     for variant in (*special, last):
         found = variant.plan(variant.kernel, *operands)
@@ -82,13 +65,13 @@ def _takes(kernel: Callable, value_type: str | None) -> bool:
     return value_type is None or value_type in kernel.__globals__["TYPES"]["value"]
 
 
-def launch_of(
+def plan_of(
     kernel: Callable,
     types: dict[str, str],
     groups: tuple[tuple[int, ...], tuple[int, ...]],
     alignment: int,
     **arguments: Any,
-) -> launch.Launch | None:
+) -> Plan | None:
     """The launch of a kernel on operands and numbers, named as its parameters; None if a view does not fit.
 
     Parameters
@@ -115,7 +98,7 @@ def launch_of(
             return None
         numbers += strides
     queue = next(each.queue for each in arguments.values() if isinstance(each, Operand))
-    return launch.Launch(store.load(kernel, **types), queue, tuple(numbers), *groups)
+    return Plan(kernel, types, queue, tuple(numbers), *groups)
 
 
 def _strides(

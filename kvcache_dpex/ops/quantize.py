@@ -8,28 +8,90 @@ from typing import Any, Callable
 from ..kernels.quantize_cpu import quantize_cpu
 from ..kernels.quantize_gpu import quantize_gpu
 from ..kernels.quantize_strided import quantize_strided
-from ..runtime.launch import launch
-from ..runtime.launch.arrays import Operand, read, read_output
+from ..runtime.launch.arrays import Operand
 from . import validate
+from .calls import Plan
+from .declaration import Array, DType, FormatName, Written
 from .groups import CPU_VECTOR, group_limit, lane_groups, round_up
-from .plan import Variant, across_items, anywhere, choose, fills_vectors, launch_of, merged, within_items
+from .operation import operation, perform
+from .plan import Variant, across_items, anywhere, choose, fills_vectors, merged, plan_of, within_items
 
 MAX_LANES = 32
 
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+
+def _check(
+    key: Operand,
+    value: Operand,
+    kq: Operand,
+    vq: Operand,
+    ks: Operand,
+    vs: Operand,
+    slot_mapping: Operand,
+    dtype: Any,
+    format: Any,
+    check_slots: bool,
+) -> None:
+    validate.rows(key, value)
+    validate.float_type("key", key, dtype)
+    if value.dtype != key.dtype:
+        raise TypeError(f"`value` must have the dtype of `key`, {key.dtype_name}, got {value.dtype_name}")
+    for name, codes, rows_name, rows in (("kq", kq, "key", key), ("vq", vq, "value", value)):
+        validate.cache(name, codes, rows_name, rows)
+        validate.codes(name, codes, format)
+    if vq.dtype != kq.dtype:
+        raise TypeError(f"`vq` must have the dtype of `kq`, {kq.dtype_name}, got {vq.dtype_name}")
+    validate.same_slots("vq", vq, "kq", kq)
+    validate.scales("ks", ks, "kq", kq)
+    validate.scales("vs", vs, "vq", vq)
+    validate.slots(slot_mapping, key.shape[0])
+    validate.head_sizes(key, value)
 
 
+def _require_slots(kq: Any, slot_mapping: Any, check_slots: bool, **others: Any) -> None:
+    if check_slots:
+        validate.slot_values(slot_mapping, kq.shape[0] * kq.shape[1])
+
+
+def _plan(
+    key: Operand,
+    value: Operand,
+    kq: Operand,
+    vq: Operand,
+    ks: Operand,
+    vs: Operand,
+    slot_mapping: Operand,
+    dtype: Any,
+    format: Any,
+    check_slots: bool,
+    alignment: int,
+) -> Plan | None:
+    if slot_mapping.shape[0] == 0 or 0 in kq.shape[:3]:
+        return None
+    value_type = validate.float_type("key", key, dtype)
+    types = {"value": value_type, "code": validate.codes("kq", kq, format), "slot": slot_mapping.dtype_name}
+    by_block = validate.scales("ks", ks, "kq", kq), validate.scales("vs", vs, "vq", vq)
+    operands = key, value, kq, vq, *by_block, slot_mapping, types, alignment
+    return choose(VARIANTS, key.queue.sycl_device, value_type, key.shape[2], *operands)
+
+
+@operation(
+    _check,
+    _plan,
+    aligned="key value kq vq",
+    may_overlap=[("kq", "vq"), ("ks", "vs")],
+    before=_require_slots,
+)
 def reshape_and_cache_quant(
-    key: Any,
-    value: Any,
-    kq: Any,
-    vq: Any,
-    ks: Any,
-    vs: Any,
-    slot_mapping: Any,
+    key: Array,
+    value: Array,
+    kq: Written,
+    vq: Written,
+    ks: Written,
+    vs: Written,
+    slot_mapping: Array,
     *,
-    dtype: Any = None,
-    format: str | None = None,
+    dtype: DType = None,
+    format: FormatName = None,
     check_slots: bool = False,
 ) -> None:
     """Quantize row ``token`` of `key` and `value` into slot ``slot_mapping[token]``, in place.
@@ -81,96 +143,8 @@ def reshape_and_cache_quant(
     >>> int(dpnp.asnumpy(kq)[1, 1, 0, 0]), float(127 * ks[17, 0])
     (127, 1.0)
     """
-    launch.refuse_after_fork()
-    key_at, k = read(key, "key")
-    value_at, v = read(value, "value")
-    kq_at, kq_is = read_output(kq, "kq")
-    vq_at, vq_is = read_output(vq, "vq")
-    ks_at, ks_is = read_output(ks, "ks")
-    vs_at, vs_is = read_output(vs, "vs")
-    slots_at, slots = read(slot_mapping, "slot_mapping")
-    alignment = (key_at | value_at | kq_at | vq_at) % 16
-    geometry = (
-        k,
-        v,
-        kq_is,
-        vq_is,
-        ks_is,
-        vs_is,
-        slots,
-        dtype,
-        format,
-        alignment,
-        kq_at == vq_at,
-        ks_at == vs_at,
-    )
-    prepared = _launches.get(geometry)
-    if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
-    if check_slots:
-        validate.slot_values(slot_mapping, kq_is[0][0] * kq_is[0][1])
-    prepared(
-        (key_at, value_at, kq_at, vq_at, ks_at, vs_at, slots_at),
-        (key, value, kq, vq, ks, vs, slot_mapping),
-    )
-
-
-def _prepare(
-    key: tuple,
-    value: tuple,
-    key_codes: tuple,
-    value_codes: tuple,
-    key_scales: tuple,
-    value_scales: tuple,
-    slot_mapping: tuple,
-    dtype: Any,
-    format: Any,
-    alignment: int,
-    same_codes: bool,
-    same_scales: bool,
-) -> Callable[[tuple[int, ...], Any], None]:
-    """The launch for one geometry, once it is known to be right."""
-    k, v, kq, vq = Operand(*key), Operand(*value), Operand(*key_codes), Operand(*value_codes)
-    slots = Operand(*slot_mapping)
-    validate.rows(k, v)
-    value_type = validate.float_type("key", k, dtype)
-    if v.dtype != k.dtype:
-        raise TypeError(f"`value` must have the dtype of `key`, {k.dtype_name}, got {v.dtype_name}")
-    for name, codes, rows_name, rows in (("kq", kq, "key", k), ("vq", vq, "value", v)):
-        validate.cache(name, codes, rows_name, rows)
-        code_type = validate.codes(name, codes, format)
-    if vq.dtype != kq.dtype:
-        raise TypeError(f"`vq` must have the dtype of `kq`, {kq.dtype_name}, got {vq.dtype_name}")
-    validate.same_slots("vq", vq, "kq", kq)
-    ks = validate.scales("ks", Operand(*key_scales), "kq", kq)
-    vs = validate.scales("vs", Operand(*value_scales), "vq", vq)
-    for same, name, other in ((same_codes, "vq", "kq"), (same_scales, "vs", "ks")):
-        if same and 0 not in kq.shape:
-            raise ValueError(f"`{name}` must not be the memory of `{other}`")
-    validate.slots(slots, k.shape[0])
-    validate.head_sizes(k, v)
-    validate.same_queue(key=k, value=v, kq=kq, vq=vq, ks=ks, vs=vs, slot_mapping=slots)
-    if slots.shape[0] == 0 or 0 in kq.shape[:3]:
-        return launch.nothing
-    types = {"value": value_type, "code": code_type, "slot": slots.dtype_name}
-    return plan(k, v, kq, vq, ks, vs, slots, types, alignment or 16)
-
-
-def plan(
-    k: Operand,
-    v: Operand,
-    kq: Operand,
-    vq: Operand,
-    ks: Operand,
-    vs: Operand,
-    slots: Operand,
-    types: dict[str, str],
-    alignment: int,
-) -> launch.Launch:
-    """The launch of the kernel that suits the device and the operands."""
-    operands = k, v, kq, vq, ks, vs, slots
-    return choose(VARIANTS, k.queue.sycl_device, types["value"], k.shape[2], *operands, types, alignment)
+    arrays = key, value, kq, vq, ks, vs, slot_mapping
+    perform(reshape_and_cache_quant, arrays, (dtype, format, check_slots))
 
 
 def _in_lanes(
@@ -184,13 +158,13 @@ def _in_lanes(
     slots: Operand,
     types: dict[str, str],
     alignment: int,
-) -> launch.Launch | None:
+) -> Plan | None:
     """Heads of whole sixteens in evenly spaced slots; None if not so."""
     caches = [merged(each, 0) for each in (kq, vq, ks, vs)]
     num_tokens, num_kv_heads, lanes = slots.shape[0], k.shape[1], k.shape[2] // 16
     if k.shape != v.shape or k.shape[2] % 16 or lanes > MAX_LANES or None in caches:
         return None
-    return launch_of(
+    return plan_of(
         kernel,
         types,
         lane_groups(k.queue, lanes, num_kv_heads, num_tokens),
@@ -222,11 +196,11 @@ def _in_groups(
     alignment: int,
     *,
     step: str,
-) -> launch.Launch | None:
+) -> Plan | None:
     """Any sizes and strides, a work-group for each token and head; with step 1, contiguous heads only."""
-    if kq.shape[0] * kq.shape[1] > 2**32:
+    if kq.shape[0] * kq.shape[1] >= 2**32:
         raise ValueError(
-            "`kq` must have at most 2**32 slots unless its heads are contiguous multiples of 16 values, "
+            "`kq` must have fewer than 2**32 slots unless its heads are contiguous multiples of 16 values, "
             f"got {kq.shape[0]} blocks of {kq.shape[1]}"
         )
     device, sizes = k.queue.sycl_device, (k.shape[2], v.shape[2])
@@ -238,7 +212,7 @@ def _in_groups(
         )
     if step == "1" and min(sizes) < lanes:
         return None
-    return launch_of(
+    return plan_of(
         kernel,
         {**types, "step": step},
         ((lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1)),

@@ -44,7 +44,6 @@ def cache(name: str, operand: Operand, rows_name: str, rows: Operand) -> None:
             f"`{name}` holds rows of {operand.shape[2]} heads of {operand.shape[3]}, but "
             f"`{rows_name}` has {rows.shape[1]} heads of {rows.shape[2]}"
         )
-    distinct(name, operand)
 
 
 def same_slots(name: str, operand: Operand, other_name: str, other: Operand) -> None:
@@ -64,6 +63,12 @@ def distinct(name: str, operand: Operand) -> None:
             f"`{name}` is written, so its elements must not share memory, got strides "
             f"{list(operand.strides)}; copy the broadcast array first"
         )
+
+
+def result(out: Operand, wanted: Any) -> None:
+    """`out` has the shape of the result."""
+    if tuple(out.shape) != tuple(wanted.shape):
+        raise ValueError(f"`out` must have shape {list(wanted.shape)}, got {list(out.shape)}")
 
 
 def float_type(name: str, operand: Operand, dtype: Any) -> str:
@@ -110,7 +115,6 @@ def scales(name: str, operand: Operand, codes_name: str, codes: Operand) -> Oper
             f"`{name}` must have shape [num_blocks * block_size, num_kv_heads] = "
             f"[{num_blocks * block_size}, {num_kv_heads}] for `{codes_name}`, got {list(operand.shape)}"
         )
-    distinct(name, operand)
     return operand
 
 

@@ -8,22 +8,73 @@ from ..kernels.scatter_cpu import scatter_cpu
 from ..kernels.scatter_gpu import scatter_gpu
 from ..kernels.scatter_strided import scatter_strided
 from ..runtime.compile import parameters
-from ..runtime.launch import launch
-from ..runtime.launch.arrays import Operand, read, read_output
+from ..runtime.launch.arrays import Operand
 from . import validate
+from .calls import Plan
+from .declaration import Array, Written
 from .groups import head_groups, row_groups, vector_groups
-from .plan import Variant, across_items, anywhere, choose, in_units, launch_of, merged, within_items
+from .operation import operation, perform
+from .plan import Variant, across_items, anywhere, choose, in_units, merged, plan_of, within_items
 
-_UNIT = 16  # the alignment of pointers that is looked at, in bytes
-_launches: dict[tuple, Callable[[tuple[int, ...], Any], None]] = {}
+_UNIT = 16  # bytes, the widest access of an item
 
 
+def _check(
+    key: Operand,
+    value: Operand,
+    key_cache: Operand,
+    value_cache: Operand,
+    slot_mapping: Operand,
+    check_slots: bool,
+) -> None:
+    validate.rows(key, value)
+    validate.cache("key_cache", key_cache, "key", key)
+    validate.cache("value_cache", value_cache, "value", value)
+    validate.same_slots("value_cache", value_cache, "key_cache", key_cache)
+    validate.slots(slot_mapping, key.shape[0])
+    validate.head_sizes(key, value)
+    for name, other in (("value", value), ("key_cache", key_cache), ("value_cache", value_cache)):
+        if other.dtype != key.dtype:
+            raise TypeError(
+                f"`{name}` must have the dtype of `key`, {key.dtype_name}, got {other.dtype_name}"
+            )
+    if key.itemsize not in (1, 2, 4, 8):
+        raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {key.dtype_name}")
+
+
+def _require_slots(key_cache: Any, slot_mapping: Any, check_slots: bool, **others: Any) -> None:
+    if check_slots:
+        validate.slot_values(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
+
+
+def _plan(
+    key: Operand,
+    value: Operand,
+    key_cache: Operand,
+    value_cache: Operand,
+    slot_mapping: Operand,
+    check_slots: bool,
+    alignment: int,
+) -> Plan | None:
+    if slot_mapping.shape[0] == 0 or 0 in key_cache.shape[:3]:
+        return None
+    operands = key, value, key_cache, value_cache, slot_mapping
+    return choose(VARIANTS, key.queue.sycl_device, None, None, *operands, alignment)
+
+
+@operation(
+    _check,
+    _plan,
+    aligned="key value key_cache value_cache",
+    may_overlap=[("key_cache", "value_cache")],
+    before=_require_slots,
+)
 def reshape_and_cache(
-    key: Any,
-    value: Any,
-    key_cache: Any,
-    value_cache: Any,
-    slot_mapping: Any,
+    key: Array,
+    value: Array,
+    key_cache: Written,
+    value_cache: Written,
+    slot_mapping: Array,
     *,
     check_slots: bool = False,
 ) -> None:
@@ -74,69 +125,12 @@ def reshape_and_cache(
     >>> float(key_cache.sum()), float(value_cache[1, 1].sum())
     (1024.0, 2048.0)
     """
-    launch.refuse_after_fork()
-    key_at, k = read(key, "key")
-    value_at, v = read(value, "value")
-    key_cache_at, kc = read_output(key_cache, "key_cache")
-    value_cache_at, vc = read_output(value_cache, "value_cache")
-    slots_at, slots = read(slot_mapping, "slot_mapping")
-    alignment = (key_at | value_at | key_cache_at | value_cache_at) % _UNIT
-    geometry = (k, v, kc, vc, slots, alignment, key_cache_at == value_cache_at)
-    prepared = _launches.get(geometry)
-    if prepared is None:
-        launch.make_room(_launches)
-        prepared = _launches[geometry] = _prepare(*geometry)
-    if check_slots:
-        validate.slot_values(slot_mapping, kc[0][0] * kc[0][1])
-    prepared(
-        (key_at, value_at, key_cache_at, value_cache_at, slots_at),
-        (key, value, key_cache, value_cache, slot_mapping),
-    )
-
-
-def _prepare(
-    key: tuple,
-    value: tuple,
-    key_cache: tuple,
-    value_cache: tuple,
-    slot_mapping: tuple,
-    alignment: int,
-    same: bool,
-) -> Callable[[tuple[int, ...], Any], None]:
-    """The launch for one geometry, once it is known to be right."""
-    k, v, kc, vc = Operand(*key), Operand(*value), Operand(*key_cache), Operand(*value_cache)
-    slots = Operand(*slot_mapping)
-    _validate(k, v, kc, vc, slots)
-    if slots.shape[0] == 0 or 0 in kc.shape[:3]:
-        return launch.nothing
-    if same:
-        raise ValueError("`value_cache` must not be the memory of `key_cache`")
-    return plan(k, v, kc, vc, slots, alignment or _UNIT)
-
-
-def _validate(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand) -> None:
-    validate.same_queue(key=k, value=v, key_cache=kc, value_cache=vc, slot_mapping=slots)
-    validate.rows(k, v)
-    validate.cache("key_cache", kc, "key", k)
-    validate.cache("value_cache", vc, "value", v)
-    validate.same_slots("value_cache", vc, "key_cache", kc)
-    validate.slots(slots, k.shape[0])
-    validate.head_sizes(k, v)
-    for name, other in (("value", v), ("key_cache", kc), ("value_cache", vc)):
-        if other.dtype != k.dtype:
-            raise TypeError(f"`{name}` must have the dtype of `key`, {k.dtype_name}, got {other.dtype_name}")
-    if k.itemsize not in (1, 2, 4, 8):
-        raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {k.dtype_name}")
-
-
-def plan(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int) -> launch.Launch:
-    """The launch of the kernel that suits the device and the operands."""
-    return choose(VARIANTS, k.queue.sycl_device, None, None, k, v, kc, vc, slots, alignment)
+    perform(reshape_and_cache, (key, value, key_cache, value_cache, slot_mapping), (check_slots,))
 
 
 def _whole_rows(
     kernel: Callable, k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
-) -> launch.Launch | None:
+) -> Plan | None:
     """Rows that are contiguous in whole units and slots that are evenly spaced; None if not so."""
     rows, caches = [merged(each, 1) for each in (k, v)], [merged(merged(each, 2), 0) for each in (kc, vc)]
     unit = parameters.parse(kernel.__annotations__["key"]).unit
@@ -145,7 +139,7 @@ def _whole_rows(
         return None
     num_tokens = slots.shape[0]
     groups = vector_groups if kernel is scatter_cpu else row_groups
-    return launch_of(
+    return plan_of(
         kernel,
         {"slot": slots.dtype_name},
         groups(k.queue, row, num_tokens),
@@ -163,11 +157,11 @@ def _whole_rows(
 
 def _strided(
     kernel: Callable, k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
-) -> launch.Launch | None:
+) -> Plan | None:
     """Any strides, by the widest word that they, the head sizes and the pointers allow."""
-    if kc.shape[0] * kc.shape[1] > 2**32:
+    if kc.shape[0] * kc.shape[1] >= 2**32:
         raise ValueError(
-            f"`key_cache` must have at most 2**32 slots unless its rows are contiguous multiples of "
+            f"`key_cache` must have fewer than 2**32 slots unless its rows are contiguous multiples of "
             f"{_UNIT} bytes, got {kc.shape[0]} blocks of {kc.shape[1]}"
         )
     operands = [k, v, kc, vc]
@@ -182,7 +176,7 @@ def _strided(
         operands, word = [each for each in wider if each], 2 * word
     key, value, key_cache, value_cache = operands
     sizes, num_tokens = (key.shape[-1], value.shape[-1]), slots.shape[0]
-    return launch_of(
+    return plan_of(
         kernel,
         {"word": f"uint{8 * word}", "slot": slots.dtype_name},
         head_groups(k.queue, sizes, key.shape[1], num_tokens),

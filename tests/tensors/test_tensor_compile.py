@@ -41,15 +41,29 @@ OPERATIONS = {
     "reshape_and_cache": lambda: (*contiguous_case(torch.bfloat16), SLOTS),
     "reshape_and_cache_quant": lambda: (*quant_case(), SLOTS),
     "reshape_and_cache_flash": lambda: (*contiguous_case(), SLOTS, "auto", SCALE, SCALE.clone()),
-    "dequant_cache": lambda: (*written_codes(), torch.bfloat16, torch.tensor([[3, -1], [0, 4]])),
-    "dequant_cache_out": lambda: (*written_codes(), sentinel((5, 4, 2, 16), torch.float16)),
+    "dequant_cache": lambda: written_codes(),
+    "dequant_cache_out": lambda: written_codes(),
 }
+
+
+OPTIONS = {
+    "dequant_cache": lambda: {"dtype": torch.bfloat16, "blocks": torch.tensor([[3, -1], [0, 4]])},
+    "dequant_cache_out": lambda: {"out": sentinel((5, 4, 2, 16), torch.float16)},
+}
+
+
+def test_every_operation_is_checked():
+    registered = {
+        name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "kvcache_dpex::" in name
+    }
+    assert registered == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_opcheck(name):
     operation = getattr(torch.ops.kvcache_dpex, name).default
-    found = torch.library.opcheck(operation, OPERATIONS[name]())
+    options = OPTIONS.get(name, dict)()
+    found = torch.library.opcheck(operation, OPERATIONS[name](), options)
     assert len(found) == 4
     assert set(found.values()) == {"SUCCESS"}
 
@@ -125,6 +139,29 @@ def test_flash_and_out_compile():
     torch._dynamo.reset()
 
 
+@needs_compiler
+def test_scales_made_in_the_graph_are_written():
+    """They are arguments that the operation changes, so inductor must not take them for zeros."""
+
+    def step(key, value, kq, vq, slots):
+        ks, vs = torch.zeros(5, 4, 2), torch.zeros(5, 4, 2)
+        kv.reshape_and_cache_flash(key, value, kq, vq, slots, "int8_per_token_head", ks, vs)
+        return ks + 0, vs + 0
+
+    torch._dynamo.reset()
+    rows = torch.randn(2, 6, 2, 16)
+    mine, again = (
+        kv.empty_quant_cache(5, 4, 2, 16, device="cpu"),
+        kv.empty_quant_cache(5, 4, 2, 16, device="cpu"),
+    )
+    expected = step(*rows, *mine[:2], SLOTS)
+    found = torch.compile(step, fullgraph=True, backend="inductor")(*rows, *again[:2], SLOTS)
+    for one, other in zip((*expected, *mine), (*found, *again)):
+        assert torch.equal(one, other)
+    assert expected[0].any()
+    torch._dynamo.reset()
+
+
 def test_gradients_are_refused_while_compiling():
     key, value, *caches = contiguous_case()
     compiled = torch.compile(kv.reshape_and_cache, fullgraph=True, backend="aot_eager")
@@ -172,4 +209,4 @@ def test_meta_tensors_pass_through_the_registered_operations():
     kq, vq, ks, vs = (cache.to("meta") for cache in kv.empty_quant_cache(5, 4, 2, 16, device="cpu"))
     rows = torch.empty(6, 2, 16, device="meta")
     torch.ops.kvcache_dpex.reshape_and_cache_quant(rows, rows, kq, vq, ks, vs, SLOTS.to("meta"))
-    assert torch.ops.kvcache_dpex.dequant_cache(kq, ks, torch.float16).dtype == torch.float16
+    assert torch.ops.kvcache_dpex.dequant_cache(kq, ks, dtype=torch.float16).dtype == torch.float16

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from tensor_cases import contiguous_case, memory  # noqa: E402
 
 import kvcache_dpex  # noqa: E402
+from helpers import SENTINEL  # noqa: E402
 from kvcache_dpex import torch as kv  # noqa: E402
 from kvcache_dpex.runtime.environment import devices  # noqa: E402
 from kvcache_dpex.runtime.launch import tensors  # noqa: E402
@@ -35,19 +36,34 @@ def fake(tensor):
 
 
 REFUSED = {
-    "numpy key": ("key", lambda t: t.numpy(), TypeError, "arguments must be torch.Tensor, got numpy.ndarray"),
-    "numpy cache": ("key_cache", lambda t: t.numpy(), TypeError, "`key_cache` must be a dpnp array"),
+    "numpy key": ("key", lambda t: t.numpy(), TypeError, "`key` must be a torch.Tensor, got numpy.ndarray"),
+    "numpy cache": (
+        "key_cache",
+        lambda t: t.numpy(),
+        TypeError,
+        r"`key_cache` .*torch.as_tensor\(key_cache\)",
+    ),
+    "list of slots": (
+        "slot_mapping",
+        lambda t: t.tolist(),
+        TypeError,
+        "`slot_mapping` must be a torch.Tensor",
+    ),
     "dpnp cache": (
         "value_cache",
         lambda t: kvcache_dpex.empty_cache(5, 4, 2, 16, device="cpu")[0],
         TypeError,
-        "`key` is a torch.Tensor but `value_cache` is an array of dpnp; all must be of one kind",
+        r"`value_cache` must be a torch.Tensor, got dpnp.*to_torch\(value_cache\) shares its memory",
     ),
-    "meta": ("value", lambda t: t.to("meta"), TypeError, "`value` must be on the CPU or an XPU, got .* meta"),
-    "sparse": ("value", lambda t: t.to_sparse(), TypeError, "`value` must be dense, .* got torch.sparse_coo"),
+    "meta": (
+        "value",
+        lambda t: t.to("meta"),
+        ValueError,
+        "`value` must be on the device of `key`, cpu, got meta",
+    ),
+    "sparse": ("value", lambda t: t.to_sparse(), TypeError, "`value` must be dense, got torch.sparse_coo"),
     "sparse cache": ("key_cache", lambda t: t.to_sparse(), TypeError, "`key_cache` must be dense"),
-    "negated": ("key", negated_view, TypeError, r"`key` must hold its own values.*resolve_neg\(\)"),
-    "fake value": ("value", fake, TypeError, "`value` must be an ordinary torch.Tensor, got .*FakeTensor"),
+    "fake value": ("value", fake, AssertionError, "Please convert all Tensors to FakeTensors first"),
     "rank": ("key", lambda t: t[0], ValueError, r"`key` must have shape \[num_tokens, .*got \[2, 16\]"),
     "dtype": ("value", lambda t: t.double(), TypeError, "`value` must have the dtype of `key`, float32, got"),
     "cache dtype": ("key_cache", lambda t: t.half(), TypeError, "`key_cache` must have the dtype .*float16"),
@@ -123,11 +139,32 @@ def test_autograd_notices_a_write_to_a_cache_that_it_saved(mode):
 
 
 def test_inference_mode():
+    """As torch's own in-place operations: what inference mode made is written in inference mode only."""
     with torch.inference_mode():
-        given = arguments()
+        made_inside = arguments()
+        kv.reshape_and_cache(*made_inside.values())
+        assert torch.equal(made_inside["key_cache"][1, 3], made_inside["key"][0])
+    with pytest.raises(
+        RuntimeError, match="`key_cache` was made in inference mode, so it can only be written"
+    ):
+        kv.reshape_and_cache(*made_inside.values())
+
+
+LAZY = {
+    "negated": negated_view,
+    "conjugated": lambda tensor: tensor.to(torch.complex64).conj(),
+    "all zero": lambda tensor: torch._efficientzerotensor(tensor.shape),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+@pytest.mark.parametrize("name", ["key", "key_cache"])
+def test_tensors_whose_memory_does_not_hold_their_values_are_refused(name, kind):
+    """torch's conjugate and negative bits are lazy, and a zero tensor has no memory at all."""
+    given = arguments(**{name: LAZY[kind]})
+    with pytest.raises(TypeError, match=rf"`{name}` must hold its own values.*{name}.resolve_conj\(\)"):
         kv.reshape_and_cache(*given.values())
-        assert torch.equal(given["key_cache"][1, 3], given["key"][0])
-    kv.reshape_and_cache(*given.values())
+    assert not (memory(given["value_cache"]) != SENTINEL).any()
 
 
 def test_int8_write_refuses_what_has_no_int8_form():
@@ -139,7 +176,7 @@ def test_int8_write_refuses_what_has_no_int8_form():
 
 def test_dequantize_refuses_another_dtype_than_that_of_out():
     kq, _, ks, _ = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
-    with pytest.raises(TypeError, match=r"`out` must have `dtype` torch.float16, got torch.float32"):
+    with pytest.raises(TypeError, match=r"`out` must be float32.* got float32 with dtype=torch.float16"):
         kv.dequant_cache(kq, ks, dtype=torch.float16, out=torch.zeros(kq.shape))
     with pytest.raises(TypeError, match=r"`dtype` must be a torch.dtype or its name, got 'half a float'"):
         kv.dequant_cache(kq, ks, dtype="half a float")
@@ -148,7 +185,7 @@ def test_dequantize_refuses_another_dtype_than_that_of_out():
 def test_flash_knows_two_kinds_of_cache():
     scale = torch.ones(1)
     with pytest.raises(
-        ValueError, match="`kv_cache_dtype` must be 'auto' or 'int8_per_token_head', got 'fp8'"
+        ValueError, match=r"`kv_cache_dtype` must be one of 'auto', .*, 'int8_per_token_head', got 'fp8'"
     ):
         kv.reshape_and_cache_flash(*arguments().values(), "fp8", scale, scale)
 
@@ -176,6 +213,14 @@ def test_allocation_takes_names_and_numpy_integers():
     assert not key_cache.any()
     with pytest.raises(TypeError, match=r"`dtype` must be a torch.dtype or its name, got 'quick'"):
         kv.empty_cache(4, 8, 2, 16, dtype="quick", device="cpu")
+
+
+def test_allocation_of_values_with_a_head_size_of_their_own():
+    kq, vq, ks, vs = kv.empty_quant_cache(4, 8, 2, 16, value_head_size=24, device="cpu")
+    assert (kq.shape, vq.shape) == ((4, 8, 2, 16), (4, 8, 2, 24))
+    assert ks.shape == vs.shape == (32, 2)
+    with pytest.raises(ValueError, match="`value_head_size` must be >= 1, got 0"):
+        kv.empty_cache(4, 8, 2, 16, value_head_size=0, device="cpu")
 
 
 class Device:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from tensor_cases import contiguous_case  # noqa: E402
 
 from kvcache_dpex import torch as kv  # noqa: E402
-from kvcache_dpex.ops import write  # noqa: E402
+from kvcache_dpex.ops.operation import OPERATIONS, using  # noqa: E402
 from kvcache_dpex.runtime.environment import compatibility, devices  # noqa: E402
 from kvcache_dpex.runtime.launch import arrays, exchange, xpu  # noqa: E402
 
@@ -60,8 +60,8 @@ def streams(monkeypatch):
     found = {0: Stream(new_queue()), 1: Stream(new_queue())}
     monkeypatch.setattr(torch.xpu, "current_stream", found.__getitem__)
     monkeypatch.setattr(xpu, "_adopted", {})
-    monkeypatch.setattr(write, "_launches", {})
-    return found
+    with using():
+        yield found
 
 
 def queue_of(tensor):
@@ -74,7 +74,8 @@ def test_the_write_runs_on_the_queue_of_the_current_stream(streams):
     queue = queue_of(key)
     assert queue == streams[0].queue
     assert queue.sycl_context == streams[0].queue.sycl_context
-    assert [prepared._queue for prepared in write._launches.values()] == [queue]
+    (kind,) = OPERATIONS["reshape_and_cache"].prepared.values()
+    assert [launch.queue for launch in kind.values()] == [queue]
     assert torch.equal(key_cache[1, 3].as_subclass(torch.Tensor), key[0].as_subclass(torch.Tensor))
     assert streams[0].waits == 0
 
@@ -123,7 +124,6 @@ def test_the_operations_are_registered_for_xpu():
     for name in (
         "reshape_and_cache",
         "reshape_and_cache_quant",
-        "reshape_and_cache_flash",
         "dequant_cache",
         "dequant_cache_out",
     ):

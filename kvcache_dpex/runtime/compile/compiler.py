@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from . import spirv
 
 VERSION = "numba-dpex 0.23.0"
+# numba-dpex's defaults of what reaches a kernel.
+_DPEX_SETTINGS = {
+    "DEBUG": 0,
+    "DEBUGINFO_DEFAULT": 0,
+    "DPEX_OPT": 2,
+    "DUMP_KERNEL_LLVM": 0,
+    "INLINE_THRESHOLD": 2,
+    "SAVE_IR_FILES": 0,
+}
 
 
 def available() -> bool:
@@ -21,10 +32,14 @@ def available() -> bool:
 
 @functools.cache
 def fingerprint() -> str:
-    """What changes the SPIR-V of an unchanged kernel: the compiler's version, and the files that compile."""
-    here = Path(__file__)
-    files = here.name, "lowering.py", "lowering_views.py", "parameters.py"
-    return VERSION + "".join(here.with_name(file).read_text() for file in files)
+    """What changes the SPIR-V of an unchanged kernel: the compiler's version, and the files that compile.
+
+    Raises OSError where the package comes without its source.
+    """
+    read: Any = __spec__.loader
+    names = "compiler.py", "lowering.py", "lowering_views.py", "parameters.py"
+    files = (Path(__file__).with_name(name) for name in names)
+    return VERSION + "".join(read.get_data(str(file)).decode() for file in files)
 
 
 def compile_kernel(
@@ -42,8 +57,10 @@ def compile_kernel(
 
     The module has one entry point, named `entry`. It takes what `parameters.flattened` lists: a pointer
     is one argument, not the five of a numba-dpex array. With `in_record` it takes one argument, the
-    address of a record in memory of them all.
+    address of a record in memory of them all. No setting of numba or numba-dpex changes the result.
     """
+    if fingerprint() != fingerprint.__wrapped__():
+        raise RuntimeError("the compiler of kvcache_dpex was edited after it was imported: restart Python")
     numba_dpex = _prepare()
     from numba.core import types
     from numba.core.compiler_lock import global_compiler_lock
@@ -57,8 +74,8 @@ def compile_kernel(
     kind, dimensions = index_space.rstrip("]").split("[")
     index = {"item": ItemType, "nditem": NdItemType}[kind](int(dimensions))
     outermost, kinds = lowering_views.outermost(function, parameters, in_record)
-    dispatcher = numba_dpex.kernel(outermost)
-    with global_compiler_lock:
+    with global_compiler_lock, _own_settings():
+        dispatcher = numba_dpex.kernel(outermost)
         result = dispatcher._compiler.compile((index, *kinds), types.void)
         module = _clean(str(result.library.final_module), result.kernel_device_ir_module.kernel_name, entry)
         result.target_context.extra_compile_options[_llvm_spirv_options()] = [
@@ -87,6 +104,29 @@ def _prepare():
     from numba.cpython import builtins, numbers, rangeobj, tupleobj  # noqa: F401
 
     return numba_dpex
+
+
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Compile with the defaults of numba and numba-dpex, whatever the environment or the user has set.
+
+    The identity of a module knows nothing of these settings: debug information, optimization and others.
+    """
+    from numba.core import config
+    from numba_dpex.core import config as dpex_config
+
+    config.reload_config()  # now, since it would undo what follows if the environment had changed
+    saved = [
+        (each, {name: vars(each)[name] for name in vars(each) if name.isupper()})
+        for each in (config, dpex_config)
+    ]
+    try:
+        config._env_reloader.process_environ({"NUMBA_NUM_THREADS": config.NUMBA_NUM_THREADS})
+        vars(dpex_config).update(_DPEX_SETTINGS)
+        yield
+    finally:
+        for each, values in saved:
+            vars(each).update(values)
 
 
 def _llvm_spirv_options() -> int:

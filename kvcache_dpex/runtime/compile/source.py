@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import sys
 import threading
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Callable
+
+from . import edits
 
 _PACKAGE = __name__.split(".runtime")[0]
 
@@ -39,10 +42,13 @@ def _functions_in(value: Any) -> list[FunctionType]:
 
 
 def texts(function: Callable) -> list[str]:
-    """Source of a function and of those that it calls, and every constant that they use."""
+    """Source of a function and of those that it calls, and every constant that they use.
+
+    Raises OSError where the source is not there, as beside ``.pyc`` files alone.
+    """
     found = []
     for part in (function, *functions(function)):
-        found.append(inspect.getsource(part))
+        found.append(_block(part))
         for name, value in _uses(part):
             if isinstance(value, dict):
                 found.append(f"{name} = {sorted(value)}")
@@ -51,41 +57,68 @@ def texts(function: Callable) -> list[str]:
     return found
 
 
+def current(function: Callable) -> Callable:
+    """The kernel of this name in its module as it is now; importers hold the old one after a reload."""
+    if not function.__module__.startswith(f"{_PACKAGE}.kernels."):
+        return function
+    return getattr(sys.modules.get(function.__module__), function.__name__, function)
+
+
 def require_current(function: Callable) -> None:
-    """Raise where a file was edited after its import: old host code would launch the new source's kernel."""
-    for part in (function, *functions(function)):
-        if not _is_current(part):
+    """Raise where the code in memory is not that of the files, which the next process would compile."""
+    for part in _parts(function):
+        if edits.is_edited(part):
             raise RuntimeError(
-                f"the source of {part.__name__} was edited after it was imported; start Python anew"
+                f"{edits.file(part)} was edited after it was imported: restart Python, or import it again "
+                "with importlib.reload"
+            )
+        if isinstance(part, FunctionType) and _is_replaced(part):
+            raise RuntimeError(
+                f"{function.__name__} uses {part.__name__} of {part.__module__} as it was before that was "
+                f"imported again: import {function.__module__} again too, or restart Python"
             )
 
 
-def _is_current(function: Any) -> bool:
-    """Whether the file of a function still holds it, to the bytecode."""
-    try:
-        # The whole file: what it imports decides how its functions call a method.
-        file = _compiled("".join(inspect.findsource(function)[0]))
-    except (OSError, SyntaxError):
+def is_reimported(function: Callable) -> bool:
+    """Whether a part of the kernel was imported again, so that numba may hold what it compiled before."""
+    names = {part.__name__ if isinstance(part, ModuleType) else part.__module__ for part in _parts(function)}
+    return not names.isdisjoint(edits.reimported)
+
+
+def _parts(function: Callable) -> list[Any]:
+    """The functions and the package's modules that a kernel is made of."""
+    functions = [function, *helpers(function)]
+    modules = [
+        value
+        for part in functions
+        for _, value in _uses(part)
+        if isinstance(value, ModuleType) and value.__name__.startswith(f"{_PACKAGE}.")
+    ]
+    return functions + modules
+
+
+def _is_replaced(function: FunctionType) -> bool:
+    module = sys.modules.get(function.__module__)
+    if function.__module__ not in edits.reimported or "<locals>" in function.__qualname__:
         return False
-    return _holds(file, _meaning(function.__code__))
+    return getattr(getattr(module, function.__name__, None), "__code__", None) is not function.__code__
+
+
+def _block(function: Any) -> str:
+    """The lines of a function in its file as it was imported."""
+    text, line = edits.text(function), function.__code__.co_firstlineno
+    if not text:
+        raise OSError(f"the source of {function.__name__} is not there")
+    named = [node for node in _functions(text, edits.file(function)) if node.name == function.__name__]
+    if not named:
+        raise RuntimeError(f"{edits.file(function)} does not define {function.__name__}")
+    nearest = min(named, key=lambda node: abs(node.lineno - line))
+    return "\n".join(text.splitlines()[nearest.lineno - 1 : nearest.end_lineno])
 
 
 @functools.cache
-def _compiled(text: str) -> CodeType:
-    return compile(text, "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-
-
-def _holds(code: CodeType, meaning: tuple) -> bool:
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return any(_meaning(each) == meaning or _holds(each, meaning) for each in inner)
-
-
-def _meaning(code: CodeType) -> tuple:
-    """What of a code object does not depend on where in a file it stands."""
-    constants = tuple(
-        _meaning(constant) if isinstance(constant, CodeType) else constant for constant in code.co_consts
-    )
-    return code.co_name, code.co_varnames, code.co_names, code.co_code, constants
+def _functions(text: str, file: str) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(ast.parse(text, file)) if isinstance(node, ast.FunctionDef)]
 
 
 def _uses(function: Callable) -> list[tuple[str, Any]]:

@@ -86,6 +86,14 @@ def entry_points(binary: bytes) -> list[str]:
     return [_text(operands[2:]) for code, operands in instructions(binary) if code == OP_ENTRY_POINT]
 
 
+def is_module(binary: bytes, entry: str) -> bool:
+    """Whether the bytes are a whole module with one entry point of this name."""
+    try:
+        return entry_points(binary) == [entry]
+    except ValueError:
+        return False
+
+
 def capabilities(binary: bytes) -> list[str]:
     """What a device must be able to do, sorted; unknown ones by number."""
     declared = (operands[0] for code, operands in instructions(binary) if code == OP_CAPABILITY)

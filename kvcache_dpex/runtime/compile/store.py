@@ -2,8 +2,12 @@
 
 SPIR-V is a cache of the Python source. A kernel's identity is a hash over its source, the helpers
 and constants that it uses, its argument types, how it takes them and the compiler's version;
-whatever changes one of them gives another identity, so a stale module is never found.
+whatever changes one of them gives another identity, so a stale module is never found. Where the
+package comes without its source (``.pyc`` files alone), nothing can be edited, and a packaged module
+is taken by its name.
 
+Compiled by numba-dpex in this process, or in another Python: the one that ``KVCACHE_DPEX_COMPILER``
+names, else the one that ``python -m kvcache_dpex kernels compiler`` has installed.
 ``KVCACHE_DPEX_CACHE`` names another cache folder; ``KVCACHE_DPEX_KERNELS=compile`` skips what is
 packaged and cached.
 """
@@ -15,20 +19,23 @@ import hashlib
 import itertools
 import json
 import os
+import pkgutil
 import sys
-import tempfile
 import threading
 from importlib import import_module
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
-from . import compiler, parameters, source, spirv
+from . import cache, compiler, edits, elsewhere, parameters, source, spirv
+from .cache import cache_folder as cache_folder
 
 _PACKAGE = Path(__file__).parents[2]
 _KERNELS = _PACKAGE / "kernels"
 PACKAGED = _PACKAGE / "spirv"
 MANIFEST = "manifest.json"
-_compiling = threading.Lock()
+_NO_SOURCE = "kvcache_dpex is here without its source: reinstall it with its .py files"
+_loading = threading.RLock()
+_loaded: dict[tuple, Module] = edits.cache()
 
 
 class Module(NamedTuple):
@@ -61,7 +68,6 @@ class Signature(NamedTuple):
     in_record: bool
 
 
-@functools.cache
 def load(function: Callable, **types: str) -> Module:
     """The module of `function` for a choice of its type variables.
 
@@ -75,7 +81,10 @@ def load(function: Callable, **types: str) -> Module:
     Raises
     ------
     ImportError
-        The kernel is neither packaged nor cached, and numba-dpex is not installed.
+        The kernel is neither packaged nor cached, and there is no numba-dpex to compile it.
+    RuntimeError
+        A file of the kernel was edited after it was imported, a packaged file is damaged, or the
+        Python that compiles failed.
 
     Examples
     --------
@@ -83,21 +92,34 @@ def load(function: Callable, **types: str) -> Module:
     >>> load(scatter_gpu, slot="int64").name
     'scatter_gpu-int64'
     """
+    key = (function, *types.items())
+    with _loading:
+        if key not in _loaded:
+            _loaded[key] = _find(source.current(function), types)
+        return _loaded[key]
+
+
+def _find(function: Callable, types: dict[str, str]) -> Module:
     source.require_current(function)
     wanted = signature(function, **types)
-    if os.environ.get("KVCACHE_DPEX_KERNELS") != "compile":
-        found = packaged(wanted) or _cached(wanted)
-        if found is not None:
-            return found
-    if not compiler.available():
-        raise ImportError(
-            f"kernel {wanted.name} is not in the package with this source and these types, and compiling "
-            "it needs numba-dpex: pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)"
-        )
-    with _compiling:
-        found = Module(*wanted, compile_signature(function, wanted), "compiled")
-    _write_atomically(_cache_path(wanted), _sealed(found.binary))
+    if os.environ.get("KVCACHE_DPEX_KERNELS") == "compile":
+        return _compiled(function, wanted)
+    found = packaged(wanted) or _cached(wanted)
+    if found is None:
+        with cache.lock():
+            found = _cached(wanted) or _compiled(function, wanted)  # another process may have been faster
     return found
+
+
+def _compiled(function: Callable, wanted: Signature) -> Module:
+    binary = compile_signature(function, wanted)
+    cache.write(wanted.name, wanted.identity, binary)
+    return Module(*wanted, binary, "compiled")
+
+
+def _cached(wanted: Signature) -> Module | None:
+    binary = cache.read(wanted.name, wanted.identity)
+    return None if binary is None else Module(*wanted, binary, "cache")
 
 
 def signature(function: Callable, **types: str) -> Signature:
@@ -105,27 +127,51 @@ def signature(function: Callable, **types: str) -> Signature:
     index_space, *annotations = function.__annotations__.values()
     bound = tuple(parameters.bind(text, types) for text in annotations)
     in_record = function.__globals__.get("IN_RECORD", False)
-    parts = compiler.fingerprint(), index_space, *bound, str(in_record), *source.texts(function)
-    identity = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     name = "-".join((function.__name__, *map(str, types.values())))
-    return Signature(name, identity, bound, parameters.flattened(bound), index_space, in_record)
+    try:
+        known = identity(function, index_space, bound, in_record)
+    except OSError:  # no source beside the code, so that nobody can have edited it
+        known = manifest()["modules"].get(name, {}).get("identity", "")
+    return Signature(name, known, bound, parameters.flattened(bound), index_space, in_record)
+
+
+def identity(function: Callable, index_space: str, bound: tuple[str, ...], in_record: bool) -> str:
+    """Hash over everything that a kernel's SPIR-V depends on; OSError where the source is not there."""
+    parts = compiler.fingerprint(), index_space, *bound, str(in_record), *source.texts(function)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def compile_signature(function: Callable, wanted: Signature) -> bytes:
-    """Compile, telling a person at a terminal what takes the time."""
-    from rich.console import Console
+    """Compile, here or in another Python, and tell a person at a terminal what takes the time."""
+    if not edits.text(function):
+        raise ImportError(f"kernel {wanted.name} cannot be compiled, since {_NO_SOURCE}")
+    python = elsewhere.named()
+    if python is None and compiler.available():
+        # numba keeps what it compiled of a module that was imported again; a fresh process does not.
+        python = sys.executable if source.is_reimported(function) else None
+    elif python is None:
+        python = elsewhere.installed()
+        if python is None:
+            raise ImportError(
+                f"kernel {wanted.name} is not in the package with this source and these types, and compiling "
+                f"it needs numba-dpex: {elsewhere.REMEDY}"
+            )
+    if sys.stderr.isatty():
+        print(f"compiling kernel {wanted.name}", file=sys.stderr)
+    return (
+        compile_here(function, wanted)
+        if python is None
+        else elsewhere.compile_kernel(python, function, wanted)
+    )
 
-    # A notebook's output is no terminal, whatever it claims, and rich would ask for widgets there.
-    console = Console(stderr=True, force_jupyter=False, quiet="ipykernel" in sys.modules)
-    with console.status(f"compiling kernel {wanted.name}"):
-        return compiler.compile_kernel(
-            function,
-            wanted.index_space,
-            wanted.parameters,
-            wanted.name.replace("-", "_"),
-            source.helpers(function),
-            wanted.in_record,
-        )
+
+def compile_here(function: Callable, wanted: Signature) -> bytes:
+    """Compile in this process; needs numba-dpex."""
+    entry = wanted.name.replace("-", "_")
+    helpers = source.helpers(function)
+    return compiler.compile_kernel(
+        function, wanted.index_space, wanted.parameters, entry, helpers, wanted.in_record
+    )
 
 
 def packaged(wanted: Signature) -> Module | None:
@@ -134,7 +180,7 @@ def packaged(wanted: Signature) -> Module | None:
     if entry is None or entry["identity"] != wanted.identity:
         return None
     try:
-        binary = (PACKAGED / f"{wanted.name}.spv").read_bytes()
+        binary = _read(f"{wanted.name}.spv")
     except OSError as error:
         raise _damaged(f"{wanted.name}.spv", error) from error
     if hashlib.sha256(binary).hexdigest() != entry["sha256"]:
@@ -152,21 +198,28 @@ def _damaged(file: str, reason: object) -> RuntimeError:
 @functools.cache
 def manifest() -> dict:
     """The list of packaged modules."""
-    path = PACKAGED / MANIFEST
     try:
-        return json.loads(path.read_text()) if path.exists() else {"modules": {}}
-    except ValueError as error:
+        return json.loads(_read(MANIFEST))
+    except FileNotFoundError:
+        return {"modules": {}}
+    except (OSError, ValueError) as error:
         raise _damaged(MANIFEST, error) from error
+
+
+def _read(name: str) -> bytes:
+    """A packaged file, through the loader, since the package may be a zip file."""
+    loader: Any = __spec__.loader
+    return loader.get_data(str(PACKAGED / name))
 
 
 def catalogue() -> list[tuple[Callable, dict[str, str]]]:
     """Every kernel of the `kernels` folder with every choice of its type variables."""
     found = []
-    for file in sorted(_KERNELS.glob("*.py")):
-        module = import_module(f"...kernels.{file.stem}", __package__)
+    for name in sorted(info.name for info in pkgutil.iter_modules([str(_KERNELS)])):
+        module = import_module(f"...kernels.{name}", __package__)
         choices = getattr(module, "TYPES", None)
         if choices is not None:
-            function = getattr(module, file.stem)
+            function = getattr(module, name)
             found += [
                 (function, dict(zip(choices, values))) for values in itertools.product(*choices.values())
             ]
@@ -196,44 +249,31 @@ def build_package(progress: Callable = iter) -> list[Module]:
         for module in modules
     }
     text = json.dumps({"compiler": compiler.VERSION, "modules": entries}, indent=1)
-    (PACKAGED / MANIFEST).write_text(text + "\n")
+    (PACKAGED / MANIFEST).write_text(text + "\n", encoding="utf-8")
     manifest.cache_clear()
-    load.cache_clear()
+    edits.forget()
     return modules
 
 
-def cache_folder() -> Path:
-    """Folder of the modules that were compiled on this machine."""
-    import platformdirs
-
-    chosen = os.environ.get("KVCACHE_DPEX_CACHE")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("kvcache_dpex"))
-
-
-def _cached(wanted: Signature) -> Module | None:
-    """A module from the cache folder; a damaged file counts as absent and is written anew."""
+def problems() -> list[str]:
+    """What keeps kernels from being found, compiled or cached, with the remedy; empty where all is well."""
+    kernels = catalogue()
+    if not kernels:
+        return [f"no kernel in {_KERNELS}: reinstall kvcache_dpex"]
+    found = cache.problems()
     try:
-        sealed = _cache_path(wanted).read_bytes()
-    except OSError:
-        return None
-    binary = sealed[:-32]
-    return Module(*wanted, binary, "cache") if sealed == _sealed(binary) else None
+        missing = [each.name for each in itertools.starmap(_signature_of, kernels) if packaged(each) is None]
+        can_compile = compiler.available() or elsewhere.named() or elsewhere.installed()
+    except (ImportError, RuntimeError) as error:
+        return [*found, str(error)]
+    if missing:
+        count = f"{len(missing)} of {len(kernels)} kernels are not packaged with this source"
+        if not all(edits.text(function) for function, _ in kernels):
+            found.append(f"{count} and cannot be compiled, since {_NO_SOURCE}")
+        elif not can_compile:
+            found.append(f"{count}, and compiling them needs numba-dpex: {elsewhere.REMEDY}")
+    return found
 
 
-def _sealed(binary: bytes) -> bytes:
-    return binary + hashlib.sha256(binary).digest()
-
-
-def _cache_path(wanted: Signature) -> Path:
-    return cache_folder() / f"{wanted.name}-{wanted.identity[:16]}.spv"
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Write so that a reader sees all of it or nothing; a folder that cannot be written is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-    except OSError:
-        return
+def _signature_of(function: Callable, types: dict[str, str]) -> Signature:
+    return signature(function, **types)

@@ -1,9 +1,8 @@
-"""A shared library of nothing but the names of others: loading it loads them into one scope.
+"""Loads several shared libraries into one scope, by an ELF library that only names them as needed.
 
-dpnp's libraries of MKL refer to one another without saying so, thus each must see the others. Loaded
-for the whole process (RTLD_GLOBAL) they would take the place of the MKL inside torch, whose integers are
-half as wide, and torch would crash. Together below one library they see one another, and nobody
-else sees them, as if dpnp's wheel knew the folder that they are in.
+dpnp's MKL libraries refer to one another without declaring it, so each must see the others. Loaded for the
+whole process (RTLD_GLOBAL) they would replace the MKL inside torch, whose integers are half as wide, and
+torch would crash. As dependencies of one library they see one another, and nobody else sees them.
 """
 
 from __future__ import annotations
@@ -11,26 +10,27 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Sequence
 
-# Of the ELF specification and its x86-64 supplement; the wheels of this runtime are for no other machine.
+# From the ELF specification and its x86-64 supplement: the SYCL runtime has wheels for x86-64 only.
 _NULL, _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SYMENT, _RUNPATH = 0, 1, 4, 5, 6, 10, 11, 29
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK, _READ_WRITE, _ET_DYN, _EM_X86_64 = 1, 2, 0x6474E551, 6, 3, 62
 _HEADER, _SEGMENT, _SYMBOL, _ENTRY = 64, 56, 24, 16
 
 
-def load(names: list[str], folder: str) -> None:
-    """Load libraries of a folder, in this order, all or none; whoever needs them says what is missing."""
+def load(names: Sequence[str], folders: Sequence[str]) -> bool:
+    """Load libraries from LD_LIBRARY_PATH or these folders, all or none, in this order; whether it worked."""
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
     # Kept open: the linker takes a second file of the same name for the first one.
     file = os.memfd_create("libraries")
-    os.write(file, image(names, folder))
-    dlopen(f"/proc/{os.getpid()}/fd/{file}".encode(), os.RTLD_LAZY)
+    os.write(file, image(names, folders))
+    return dlopen(f"/proc/{os.getpid()}/fd/{file}".encode(), os.RTLD_LAZY) is not None
 
 
-def image(names: list[str], folder: str) -> bytes:
+def image(names: Sequence[str], folders: Sequence[str]) -> bytes:
     """The bytes of the library."""
-    strings = [*names, folder]
+    strings = [*names, ":".join(folders)]
     starts = [
         1 + sum(len(os.fsencode(text)) + 1 for text in strings[:index]) for index in range(len(strings))
     ]

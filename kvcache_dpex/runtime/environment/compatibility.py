@@ -1,14 +1,15 @@
-"""Which dpctl and dpnp share a process with which torch: the table, and the check of a process.
+"""Which releases of dpctl, dpnp, the SYCL runtime and torch work together in one process.
 
 A torch with XPU support brings a SYCL runtime of its own. dpctl must link the same ``libsycl.so``
 and must not be newer than that runtime; two runtimes in one process crash it. A torch without XPU
-support brings none and goes with every dpctl.
+support brings none and works with every dpctl.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import re
 import sys
 from typing import NamedTuple
 
@@ -44,6 +45,32 @@ RELEASES = (
 )
 
 
+# Releases of the SYCL runtime, its compiler libraries and MKL that go with each libsycl.so.
+_RUNTIME_SERIES = {7: "2024.2.*", 8: "2025.*", 9: "2026.*"}
+
+
+def runtime_series() -> str:
+    """Releases of Intel's runtime wheels that go with the installed dpctl, as pip takes them."""
+    return _RUNTIME_SERIES.get(libraries.linked_sycl_version() or 0, "2026.*")
+
+
+def install_command(error: Exception) -> str:
+    """The command that installs what a failed import of dpctl or dpnp lacks.
+
+    A library that the error names is installed in the release that the installed dpctl needs; where both
+    packages are there and no library is missing, they are installed anew.
+    """
+    library = re.search(r"(lib\w+)\.so", str(error))
+    owner = libraries.OWNERS.get(library[1]) if library else None
+    if owner is not None:
+        # tbb counts its releases in another way.
+        return "pip install tbb" if owner == "tbb" else f"pip install '{owner}=={runtime_series()}'"
+    dpctl, dpnp = version("dpctl"), version("dpnp")
+    if dpctl is None or dpnp is None or isinstance(error, ModuleNotFoundError):
+        return "pip install dpctl dpnp"
+    return f"pip install --force-reinstall --no-deps dpctl=={dpctl} dpnp=={dpnp}"
+
+
 def release_of(torch_version: str) -> Release | None:
     """The table's row for a torch version, with or without a local part.
 
@@ -76,17 +103,27 @@ def mismatch() -> str | None:
         return f"torch {torch_version} needs a dpctl beside it: {release.pip_command}"
     if linked != release.libsycl:
         return (
-            f"torch {torch_version} brings libsycl.so.{release.libsycl}, but dpctl {_version('dpctl')} links "
+            f"torch {torch_version} brings libsycl.so.{release.libsycl}, but dpctl {version('dpctl')} links "
             f"libsycl.so.{linked}, and two SYCL runtimes in one process crash it: {release.pip_command}"
         )
     for name, newest in (("dpctl", release.dpctl), ("dpnp", release.dpnp)):
-        installed = _version(name)
+        installed = version(name)
         if installed is not None and _series(installed) > _series(newest):
             return (
                 f"{name} {installed} needs a newer SYCL runtime than the {release.runtime} of torch "
                 f"{torch_version}: {release.pip_command}"
             )
     return None
+
+
+def odd_pair() -> str | None:
+    """What is wrong where the installed dpnp was built with another dpctl, with the remedy; else None."""
+    dpctl, dpnp = version("dpctl"), version("dpnp")
+    pairs = {_series("0.17.0"): "0.15.0", **{_series(release.dpctl): release.dpnp for release in RELEASES}}
+    built = pairs.get(_series(dpctl)) if dpctl else None
+    if built is None or dpnp is None or _series(dpnp) == _series(built):
+        return None
+    return f"dpnp {dpnp} was not built with dpctl {dpctl}: pip install dpnp=={built}"
 
 
 @functools.cache
@@ -99,14 +136,16 @@ def require_match() -> None:
 
 def _xpu_version_of_torch() -> str | None:
     """Version of the torch of this process or environment if it has XPU support, else None."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        return torch.__version__ if getattr(torch.version, "xpu", None) else None
-    installed = _version("torch")
+    # Another thread may be importing it: then it has no version yet.
+    loaded = getattr(sys.modules.get("torch"), "version", None)
+    if loaded is not None:
+        return loaded.__version__ if getattr(loaded, "xpu", None) else None
+    installed = version("torch")
     return installed if installed and installed.endswith("+xpu") else None
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Version of an installed distribution, else None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
-from . import libraries
+from . import compatibility, gpu, libraries
 
 if TYPE_CHECKING:
     import dpctl
@@ -18,7 +19,7 @@ def load_dpctl():
         import dpctl
     except ImportError as error:
         raise ImportError(
-            f"kvcache_dpex needs dpctl and its SYCL runtime ({error}): pip install dpctl dpnp"
+            f"kvcache_dpex needs dpctl and its SYCL runtime ({error}): {compatibility.install_command(error)}"
         ) from error
     libraries.require_single_sycl()
     return dpctl
@@ -32,6 +33,13 @@ def queue_for(device: Any = None) -> dpctl.SyclQueue:
     device
         None for the best device, a dpctl filter string such as ``"level_zero:gpu:0"`` or ``"cpu"``,
         a `dpctl.SyclDevice`, or a `dpctl.SyclQueue`, which is returned as it is.
+
+    Raises
+    ------
+    RuntimeError
+        `device` is None and there is no device.
+    ValueError
+        `device` is a string that names no device of this machine.
     """
     dpctl = load_dpctl()
     if isinstance(device, dpctl.SyclQueue):
@@ -55,7 +63,7 @@ def default_device() -> dpctl.SyclDevice:
     """The first Level Zero GPU, else the first GPU, else the first CPU device."""
     found = load_dpctl().get_devices()
     if not found:
-        raise RuntimeError(f"no SYCL device found; {_remedy()}")
+        raise RuntimeError(f"no SYCL device found: {absence()}")
     return min(found, key=preference)
 
 
@@ -70,17 +78,37 @@ def _device_by_filter(text: str) -> dpctl.SyclDevice:
     dpctl = load_dpctl()
     try:
         return dpctl.SyclDevice(text)
-    except (ValueError, dpctl.SyclDeviceCreationError) as error:
-        found = ", ".join(device.filter_string for device in dpctl.get_devices())
-        raise ValueError(
-            f"`device` {text!r} names no device here; there is {found or 'none: ' + _remedy()}"
-        ) from error
+    except (ValueError, dpctl.SyclDeviceCreationError):
+        found = dpctl.get_devices()
+    there = ", ".join(device.filter_string for device in found) or f"none: {absence()}"
+    # dpctl's own error says no more than that its string is bad.
+    message = f"`device` {text!r} names no device here; there is {there}"
+    if found and not any(device.is_gpu for device in found):
+        message += f"; {gpu.absence()}"
+    raise ValueError(message)
 
 
-def _remedy() -> str:
-    if libraries.find("libintelocl.so") is None:
-        return "for the CPU device: pip install intel-opencl-rt; for an Intel GPU, its Level Zero driver"
+def absence() -> str:
+    """Why SYCL finds no device at all, and what to do about it."""
+    chosen = gpu.selectors()
+    if chosen:
+        return f"{chosen} hides every device; unset it"
+    series = compatibility.runtime_series()
+    command = f"pip install 'intel-opencl-rt=={series}'"
+    named = os.environ.get("OCL_ICD_FILENAMES")
+    if named is not None and not libraries.is_own_driver():
+        return f"OCL_ICD_FILENAMES={named} names no OpenCL driver that works; unset it"
+    driver = libraries.find("libintelocl")
+    if driver is None:
+        return f"the CPU device needs an OpenCL driver: {command}; {gpu.absence()}"
+    installed = compatibility.version("intel-opencl-rt")
+    if installed is not None and not installed.startswith(series.rstrip("*")):
+        return (
+            f"the OpenCL driver intel-opencl-rt {installed} does not work with the SYCL runtime of dpctl "
+            f"{compatibility.version('dpctl')}: {command}"
+        )
     return (
-        "import kvcache_dpex before dpctl or dpnp and leave ONEAPI_DEVICE_SELECTOR and OCL_ICD_FILENAMES "
-        "unset; `python -m kvcache_dpex doctor` shows what was found"
+        f"the OpenCL driver {driver} was not loaded; import kvcache_dpex before anything asks SYCL for "
+        "devices, or reinstall the driver: pip install --force-reinstall --no-deps "
+        f"'intel-opencl-rt=={series}'"
     )

@@ -1,117 +1,139 @@
-"""Finds the SYCL, OpenCL and MKL libraries that pip installed beside Python, so that nobody sets a path.
+"""Finds the SYCL, OpenCL and MKL libraries that pip installed, so that no library path has to be set.
 
-Wheels of the SYCL runtime put their libraries into ``<environment>/lib``, where the dynamic linker
-does not look. `watch_imports` loads them when dpctl or dpnp is about to be imported. What the user
-has set (LD_LIBRARY_PATH, OCL_ICD_FILENAMES) is respected, never overridden.
+Their wheels put them into a ``lib`` folder that the dynamic linker does not search. The records of the
+installed distributions tell where each file is, whether pip or uv put it into a virtual environment, an
+overlay of one, a prefix, the user's or Debian's folder. `prepare` loads what a module needs just before it
+is imported. What the user has set (LD_LIBRARY_PATH, OCL_ICD_FILENAMES) takes precedence.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
+import functools
+import importlib.metadata
 import os
 import re
-import site
 import sys
 from pathlib import Path
 
-from . import bundle
+from . import bundle, watch
+from .watch import is_forked as is_forked
 
-# In the order in which they need each other. Newer wheels carry a search path of their own.
-_CORE = (
-    "libintlc.so.5",
-    "libimf.so",
-    "libsvml.so",
-    "libirng.so",
-    "libtbb.so.12",
-    "libtbbmalloc.so.2",
-    "libOpenCL.so.1",
-    "libur_loader.so.0",
-    "libsycl.so.7",
-)
-_MKL = (
-    "libmkl_core.so.2",
-    "libmkl_tbb_thread.so.2",
-    "libmkl_intel_ilp64.so.2",
-    "libmkl_sycl_blas.so.4",
-    "libmkl_sycl_lapack.so.4",
-    "libmkl_sycl_dft.so.4",
-    "libmkl_sycl_rng.so.4",
-    "libmkl_sycl_vm.so.4",
-    "libmkl_sycl_stats.so.4",
-    "libmkl_sycl_sparse.so.4",
-)
-_NEEDED_BY = {"dpctl": _CORE, "dpnp": _CORE + _MKL, "numba_dpex": _CORE + _MKL}
+# Each library and the distribution that has it, in the order in which they need each other.
+_CORE = {
+    "libintlc": "intel-cmplr-lib-rt",
+    "libimf": "intel-cmplr-lib-rt",
+    "libsvml": "intel-cmplr-lib-rt",
+    "libirng": "intel-cmplr-lib-rt",
+    "libtbb": "tbb",
+    "libtbbmalloc": "tbb",
+    "libOpenCL": "intel-opencl-rt",
+    "libur_loader": "intel-cmplr-lib-ur",
+    "libsycl": "intel-sycl-rt",
+}
+_MKL = {
+    "libmkl_core": "mkl",
+    "libmkl_tbb_thread": "mkl",
+    "libmkl_intel_ilp64": "mkl",
+    **{
+        f"libmkl_sycl_{part}": f"onemkl-sycl-{part}"
+        for part in ("blas", "lapack", "dft", "rng", "vm", "stats", "sparse")
+    },
+}
+_OPENCL_DRIVER = {"libintelocl": "intel-opencl-rt"}
+OWNERS = {**_CORE, **_MKL, **_OPENCL_DRIVER}
 
-
-_forked = False
-
-
-def watch_imports() -> None:
-    """Prepare the process whenever dpctl, dpnp or numba_dpex is imported from now on."""
-    if not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher())
-        os.register_at_fork(after_in_child=_note_fork)
+# Holds the value that this package has given to OCL_ICD_FILENAMES. Processes that are started from
+# here inherit both and, in another environment, know that the value is not the user's.
+_OWN_DRIVER = "KVCACHE_DPEX_OCL_ICD_FILENAMES"
 
 
-def is_forked() -> bool:
-    """Whether this process is the child of a fork that happened after dpctl was loaded."""
-    return _forked
+def prepare(module: str) -> None:
+    """Load the libraries of dpctl, dpnp or numba_dpex, and name the OpenCL driver to SYCL."""
+    set_opencl_driver()
+    preload(tuple(_CORE))
+    if module != "dpctl":
+        preload((*_CORE, *_MKL))
 
 
-def _note_fork() -> None:
-    """Any operation of dpnp starts SYCL, not only ours, and nothing tells whether one has run."""
-    global _forked
-    _forked = "dpctl" in sys.modules
+def find(stem: str) -> Path | None:
+    """Path of an installed library, such as ``.../lib/libsycl.so.7`` for ``libsycl``, or None.
 
-
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds nothing; loads the libraries of a module just before somebody else finds it."""
-
-    def find_spec(self, fullname, path=None, target=None):
-        if fullname in _NEEDED_BY:
-            set_opencl_driver()
-            preload(_NEEDED_BY[fullname])
-        return
-
-
-def library_folders() -> list[Path]:
-    """Folders in which pip may have put libraries, nearest first."""
-    prefixes = dict.fromkeys((sys.prefix, site.getuserbase(), sys.base_prefix))
-    return [folder for prefix in prefixes if (folder := Path(prefix, "lib")).is_dir()]
-
-
-def find(name: str) -> Path | None:
-    """Path of a library in this environment, or None."""
-    return next((folder / name for folder in library_folders() if (folder / name).exists()), None)
+    Read from the records of the distribution that has it, the first one on ``sys.path`` first.
+    """
+    line = re.compile(rf"^(?:.*/)?{stem}\.so(?:\.\d+)?(?=,)", re.MULTILINE)
+    for distribution in importlib.metadata.distributions(name=OWNERS[stem]):
+        record = distribution.read_text("RECORD") or ""
+        files = [Path(str(distribution.locate_file(match[0]))) for match in line.finditer(record)]
+        present = [file.parent.resolve() / file.name for file in files if file.is_file()]
+        if present:
+            return max(present)  # libsycl.so.7, the name that the linker knows, comes after libsycl.so
+    return None
 
 
 def set_opencl_driver() -> None:
     """Name the OpenCL CPU driver of this environment, unless the user names one."""
-    driver = find("libintelocl.so")
-    if driver is not None:
-        os.environ.setdefault("OCL_ICD_FILENAMES", str(driver))
+    if "OCL_ICD_FILENAMES" in os.environ and not is_own_driver():
+        return
+    driver = find("libintelocl")
+    for variable in ("OCL_ICD_FILENAMES", _OWN_DRIVER):
+        if driver is not None:
+            os.environ[variable] = str(driver)
+        else:
+            os.environ.pop(variable, None)
 
 
-def preload(names: tuple[str, ...]) -> None:
-    """Load libraries of a 2024 runtime where they are, unless LD_LIBRARY_PATH finds them."""
-    sycl = find("libsycl.so.7")
-    if sycl is None or linked_sycl_version() not in (None, 7):
+def is_own_driver() -> bool:
+    """Whether OCL_ICD_FILENAMES has its value from this package, be it of a parent process."""
+    return os.environ.get("OCL_ICD_FILENAMES") == os.environ.get(_OWN_DRIVER)
+
+
+def preload(stems: tuple[str, ...]) -> None:
+    """Load those of these libraries that the linker would not find for dpctl and dpnp.
+
+    LD_LIBRARY_PATH comes before the folders of the records, so what it names is loaded from there.
+    """
+    linked = linked_sycl_version()
+    folder = dpctl_folder()
+    if linked is None or folder is None:
         return
-    searched = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    if any(folder and Path(folder, sycl.name).exists() for folder in searched):
+    other_runtimes = re.compile(rf"libsycl\.so\.(?!{linked}$)")
+    found = [path for path in map(find, stems) if path is not None and not other_runtimes.match(path.name)]
+    # Wheels of dpctl and dpnp for the 2024 runtime have no usable search path; later ones name this folder.
+    searched = folder.parent.parent.parent if linked > 7 else None
+    absent = [path for path in found if searched is None or not (searched / path.name).exists()]
+    if absent:
+        # C++ first: libur_loader.so.0 exports parts of its own, with which no exception is caught.
+        names = ["libstdc++.so.6", "libgcc_s.so.1", *(path.name for path in absent)]
+        folders = tuple(dict.fromkeys(str(path.parent) for path in absent))
+        _load_once(tuple(names), folders)
+
+
+@functools.cache
+def _load_once(names: tuple[str, ...], folders: tuple[str, ...]) -> None:
+    """Load all of them, else one by one those that can be: the import then names the one that is missing."""
+    if bundle.load(names, folders):
         return
-    present = [name for name in names if sycl.with_name(name).exists()]
-    # The C++ libraries first: libur_loader.so.0 exports parts of its own, with which no exception is caught.
-    bundle.load(["libstdc++.so.6", "libgcc_s.so.1", *present], str(sycl.parent))
+    loaded: list[str] = []
+    for name in names:
+        if bundle.load([*loaded, name], folders):
+            loaded.append(name)
+
+
+def dpctl_folder() -> Path | None:
+    """Folder of the package dpctl, found without importing it; None where dpctl is not installed."""
+    spec = getattr(sys.modules.get("dpctl"), "__spec__", None)
+    for finder in [] if spec else list(sys.meta_path):
+        # A watcher would ask again.
+        if hasattr(finder, "find_spec") and not watch.is_watcher(finder):
+            spec = spec or finder.find_spec("dpctl", None)
+    places = spec and spec.submodule_search_locations
+    return Path(next(iter(places))) if places else None
 
 
 def dpctl_interface() -> Path | None:
     """dpctl's C library, found without importing dpctl; None where dpctl is not installed."""
-    spec = importlib.machinery.PathFinder.find_spec("dpctl")
-    if spec is None or spec.origin is None:
-        return None
-    return next(iter(sorted(Path(spec.origin).parent.glob("libDPCTLSyclInterface.so*"))), None)
+    folder = dpctl_folder()
+    return next(iter(sorted(folder.glob("libDPCTLSyclInterface.so*"))), None) if folder else None
 
 
 def linked_sycl_version() -> int | None:
@@ -141,3 +163,19 @@ def require_single_sycl() -> None:
             "dpctl and dpnp that share the other library's runtime: `python -m kvcache_dpex doctor` "
             "names the versions"
         )
+
+
+def was_forked_with_dpctl() -> bool:
+    """Whether this process was forked from one that had loaded dpctl.
+
+    Pages that the linker has written are shared between parent and child; a process that loads dpctl
+    itself has them alone.
+    """
+    forked_without_exec = 0x40  # PF_FORKNOEXEC of the Linux kernel
+    try:
+        flags = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[6])
+        mappings = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    except OSError:
+        return False
+    pages = "".join(mapping for mapping in mappings if "/libDPCTLSyclInterface.so" in mapping)
+    return bool(flags & forked_without_exec and re.search(r"Shared_Dirty: +[1-9]", pages))

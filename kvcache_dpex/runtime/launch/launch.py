@@ -1,28 +1,22 @@
-"""Builds a module for a context and submits it.
-
-dpctl's own `submit` costs about twice the time of the launch itself, so its C function is called
-with arguments laid out in memory that calls of one geometry use again.
-"""
+"""Builds a module for a context and launches its kernel."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import struct
-import threading
-from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from collections import OrderedDict
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, Callable
+from weakref import WeakValueDictionary
 
 from ..compile import spirv
 from ..compile.store import Module
-from ..environment import devices, libraries
+from ..environment import libraries
+from .arguments import Arguments, Packer
+from .interface import NO_EVENTS, Event, interface
+from .order import Order, order_for
 
 if TYPE_CHECKING:
     import dpctl
-
-# DPCTLKernelArgType, the same in every dpctl release since 0.17.
-_ARGUMENT_TYPE = {"int64": 6, "pointer": 10}
-_NONE = ctypes.c_size_t(0)
 
 
 def refuse_after_fork() -> None:
@@ -34,27 +28,28 @@ def refuse_after_fork() -> None:
         )
 
 
-@functools.cache
-def _interface() -> ctypes.CDLL:
-    devices.load_dpctl()
-    library = ctypes.CDLL(str(libraries.dpctl_interface()))
-    # Its ten arguments are ctypes objects, made once: to check and convert them costs microseconds a call.
-    library.DPCTLQueue_SubmitNDRange.restype = ctypes.c_void_p
-    for name in ("DPCTLEvent_Wait", "DPCTLEvent_Delete"):
-        function = getattr(library, name)
-        function.restype, function.argtypes = None, (ctypes.c_void_p,)
-    return library
+class Kernel:
+    """A kernel that is built for a context."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.reference = ctypes.c_void_p(kernel.addressof_ref())
 
 
-_built: dict[tuple[str, dpctl.SyclContext, int | None], Any] = {}
+# A kernel and the context in its key go with the last launch that uses them.
+_built: MutableMapping[tuple[str, dpctl.SyclContext, int | None], Kernel] = WeakValueDictionary()
 
 
-def build(module: Module, queue: dpctl.SyclQueue, subgroup_size: int | None = None) -> Any:
-    """The SYCL kernel of a module; built once for a context and a required sub-group size."""
+def build(module: Module, queue: dpctl.SyclQueue, subgroup_size: int | None = None) -> Kernel:
+    """The kernel of a module for the queue's context, with a sub-group size if the module must have one.
+
+    It is built unless a launch uses it already.
+    """
     from dpctl import program
 
     key = module.identity, queue.sycl_context, subgroup_size
-    if key not in _built:
+    built = _built.get(key)
+    if built is None:
         binary = spirv.with_subgroup_size(module.binary, subgroup_size) if subgroup_size else module.binary
         try:
             bundle = program.create_program_from_spirv(queue, binary)
@@ -62,8 +57,8 @@ def build(module: Module, queue: dpctl.SyclQueue, subgroup_size: int | None = No
             raise RuntimeError(
                 f"the driver of {queue.sycl_device.name} refuses kernel {module.name}: {error}"
             ) from error
-        _built[key] = bundle.get_sycl_kernel(module.name.replace("-", "_"))
-    return _built[key]
+        built = _built[key] = Kernel(bundle.get_sycl_kernel(module.name.replace("-", "_")))
+    return built
 
 
 def subgroup_size(device: dpctl.SyclDevice, width: int) -> int | None:
@@ -77,19 +72,21 @@ def subgroup_size(device: dpctl.SyclDevice, width: int) -> int | None:
 
 
 class Launch:
-    """One kernel with its scalars and its index space: call it with pointers, as often as you like.
+    """One kernel with its scalars and its index space; call it with pointers, as often as you like.
 
     Parameters
     ----------
     module
         A kernel in SPIR-V whose pointer arguments come before its scalars. One that takes a record of
-        them runs on a CPU device only.
+        them needs an order that blocks.
     queue
         Where to run. Whatever was submitted to it before comes first.
     scalars
         The values of the scalar arguments.
     global_size, local_size
         Items in all and in a work-group along each axis, axis 0 (the fast one) first.
+    order
+        What orders the kernel among other work on the queue; by default what suits the device.
     """
 
     def __init__(
@@ -99,180 +96,95 @@ class Launch:
         scalars: tuple[int, ...],
         global_size: tuple[int, ...],
         local_size: tuple[int, ...],
+        order: Callable[[dpctl.SyclQueue], Order] = order_for,
     ) -> None:
-        if module.in_record and not queue.sycl_device.is_cpu:
-            # A record is filled in again by the next call, so this one has to wait.
+        self.order = order(queue)
+        if module.in_record and not self.order.blocks:
+            # The next call fills the record in again, which the kernel of this call may still read.
             raise ValueError(
                 f"kernel {module.name} takes a record of its arguments, which is for CPU devices, got "
                 f"{queue.sycl_device.name}"
             )
-        pointer, size = ctypes.c_void_p, ctypes.c_size_t
-        kinds = ["pointer" if text.endswith("*") else text for text in module.arguments]
-        num_pointers = kinds.count("pointer")
-        self._pack_into = struct.Struct(f"{num_pointers}P").pack_into
-        self._spare: list[_Arguments] = []
-        if module.in_record:
-            kinds = ["int64"]
-            self._new_arguments: Callable[[], _Arguments] = lambda: _record(num_pointers, scalars, queue)
-        else:
-            self._new_arguments = lambda: _separate(num_pointers, scalars)
-        self._types = (ctypes.c_int32 * len(kinds))(*(_ARGUMENT_TYPE[kind] for kind in kinds))
-        self._count = size(len(kinds))
+        self._packer = Packer(module, scalars, queue)
+        self._types, self._count = self._packer.types, self._packer.count
+        size = ctypes.c_size_t
         axes = len(global_size)
         # SYCL numbers axes the other way round: its last is the fast one.
         self._global = (size * axes)(*reversed(global_size))
         self._local = (size * axes)(*reversed(local_size))
         self._axes = size(axes)
-        self._kernel = build(module, queue, subgroup_size(queue.sycl_device, local_size[0]))
-        self._kernel_ref = pointer(self._kernel.addressof_ref())
-        self._queue = queue
-        self._queue_ref = pointer(queue.addressof_ref())
-        interface = _interface()
-        self._submit = interface.DPCTLQueue_SubmitNDRange
-        self._wait, self._delete = interface.DPCTLEvent_Wait, interface.DPCTLEvent_Delete
+        self.kernel = build(module, queue, subgroup_size(queue.sycl_device, local_size[0]))
+        self._kernel_ref = self.kernel.reference
+        self.queue = queue
+        self._queue_ref = ctypes.c_void_p(self.order.queue.addressof_ref())
+        self._submit = interface().submit
         self._name = module.name
-        self._orders = None if queue.is_in_order else _order_manager()
-        self._waits = queue.sycl_device.is_cpu or not (queue.is_in_order or self._orders)
-        # A call that waits leaves nothing to order, and an in-order queue costs less.
-        self._waiting_queue = _in_order(queue) if self._waits and not queue.is_in_order else queue
-        self._waiting_queue_ref = pointer(self._waiting_queue.addressof_ref())
 
     def __repr__(self) -> str:
         return f"<launch of {self._name}, global {self._global[::-1]}, local {self._local[::-1]}>"
 
     def __call__(self, pointers: tuple[int, ...], owners: Any = None) -> None:
-        """Submit, after all earlier work on the queue and before all later work.
+        """Submit the kernel, after all earlier work on the queue and before all later work.
 
-        On a GPU the host goes on at once and `owners` are kept alive until the kernel has ended; on
-        the CPU device, and where dpnp itself blocks, the call returns when the kernel has ended.
+        On a GPU the host goes on at once and `owners`, a tuple of arrays, are kept alive until the kernel
+        has ended; on a CPU device, and where dpnp itself blocks, the call returns when it has ended.
         """
-        order = self._orders and self._orders[self._queue]
-        arguments = self._arguments(pointers)
+        arguments = self._packer.pack(pointers)
+        order = self.order
         try:
-            if self._waits:
-                if order and order.num_submitted_events:
-                    order.wait()
-                event = self._submit_after((), self._waiting_queue_ref, arguments)
-                self._wait(event)
-                self._delete(event)
-            else:
-                earlier = order.submitted_events if order else ()
-                event = self._submit_after(earlier, self._queue_ref, arguments)
-                event = devices.load_dpctl().SyclEvent(capsule(event, b"SyclEventRef"))
-                _keep_until_done(event, owners, order)
+            order.before()
+            order.after(self.submit(arguments), owners)
         except BaseException:
-            # An interrupt may come while the kernel runs, and what it uses is freed after this.
-            self._waiting_queue.wait()
+            # The kernel of an interrupted call may run, and its operands may be freed after the call.
+            order.queue.wait()
             raise
-        self._spare.append(arguments)
+        self._packer.reuse(arguments)
 
-    def _arguments(self, pointers: tuple[int, ...]) -> _Arguments:
-        """Pointers and scalars, in memory that is this call's own until it is put among the spare."""
-        try:
-            arguments = self._spare.pop()
-        except IndexError:
-            arguments = self._new_arguments()
-        self._pack_into(arguments.memory, 0, *pointers)
-        return arguments
-
-    def _submit_after(self, earlier: Any, queue_ref: Any, arguments: _Arguments) -> int:
-        """Submit to a queue, to start after some events; the address of the new event."""
-        events, count = None, _NONE
-        if earlier:
-            events = struct.pack(f"{len(earlier)}P", *(event.addressof_ref() for event in earlier))
-            count = ctypes.c_size_t(len(earlier))
+    def submit(self, arguments: Arguments) -> Event:
+        """Submit the kernel, in whatever order the queue gives it."""
         event = self._submit(
             self._kernel_ref,
-            queue_ref,
-            arguments.handed,
+            self._queue_ref,
+            arguments.submitted,
             self._types,
             self._count,
             self._global,
             self._local,
             self._axes,
-            events,
-            count,
+            None,
+            NO_EVENTS,
         )
         if not event:
             raise RuntimeError(f"the SYCL runtime refused to launch {self!r}; see its message above")
         return event
 
 
-class _Arguments(NamedTuple):
-    """The arguments of one submission at a time."""
+class LaunchCache(dict):
+    """Launches by geometry: the newest of each queue, and of the newest queues only.
 
-    memory: Any  # begins with the pointers, which each call fills in
-    handed: Any  # what the submission takes: a pointer itself, and of a number where it is
-    held: Any  # what the two point at
+    A launch holds its queue, and with it a context and the kernels that were built for that. SYCL does not
+    tell when a program is done with a queue, so old queues have to make room for new ones.
+    """
 
+    LAUNCHES = 4096  # of one queue; every prompt length may be a geometry of its own
+    QUEUES = 16
 
-def _separate(num_pointers: int, scalars: tuple[int, ...]) -> _Arguments:
-    """Pointers and scalars one by one; SYCL copies them at submission."""
-    words = _words(*scalars)
-    start = ctypes.addressof(words)
-    handed = _words(*(0,) * num_pointers, *range(start, start + ctypes.sizeof(words), 8))
-    return _Arguments(handed, handed, words)
+    def __init__(self) -> None:
+        super().__init__()
+        self._queues: OrderedDict[dpctl.SyclQueue, OrderedDict[tuple, None]] = OrderedDict()
 
-
-def _record(num_pointers: int, scalars: tuple[int, ...], queue: dpctl.SyclQueue) -> _Arguments:
-    """All in a record, which the kernel reads, and of that the address."""
-    from dpctl.memory import MemoryUSMHost
-
-    words = _words(*(0,) * num_pointers, *scalars)
-    usm = MemoryUSMHost(ctypes.sizeof(words), queue=queue)
-    ctypes.memmove(usm._pointer, words, ctypes.sizeof(words))
-    address = _words(usm._pointer)
-    return _Arguments(
-        type(words).from_address(usm._pointer), _words(ctypes.addressof(address)), (usm, address)
-    )
-
-
-def _words(*values: int) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def make_room(prepared: dict) -> None:
-    """Forget the launches of all geometries once they are too many, as of every length of a prompt."""
-    if len(prepared) >= 4096:
-        prepared.clear()
+    def add(self, geometry: tuple, queue: dpctl.SyclQueue, launch: Any) -> None:
+        """Keep a launch for calls of this geometry, which are on this queue."""
+        # `popitem` is one step, so no lock is needed, which a signal handler could find taken.
+        if queue not in self._queues and len(self._queues) >= self.QUEUES:
+            for forgotten in self._queues.popitem(last=False)[1]:
+                self.pop(forgotten, None)
+        geometries = self._queues.setdefault(queue, OrderedDict())
+        if len(geometries) >= self.LAUNCHES:
+            self.pop(geometries.popitem(last=False)[0], None)
+        geometries[geometry] = None
+        self[geometry] = launch
 
 
 def nothing(pointers: tuple[int, ...], owners: Any = None) -> None:
-    """In the place of a launch where there is nothing to do."""
-
-
-@functools.cache
-def _in_order(queue: dpctl.SyclQueue) -> dpctl.SyclQueue:
-    """A queue that keeps order, on the device and in the context of one that does not."""
-    return devices.load_dpctl().SyclQueue(queue.sycl_context, queue.sycl_device, property="in_order")
-
-
-@functools.cache
-def _order_manager():
-    """What orders dpnp's asynchronous operations on a queue, in the releases that have it."""
-    from dpctl import utils
-
-    return getattr(utils, "SequentialOrderManager", None)
-
-
-def capsule(address: int, name: bytes) -> Any:
-    """What dpctl's constructors take in place of an object of its C interface."""
-    new_capsule = ctypes.pythonapi.PyCapsule_New
-    new_capsule.restype = ctypes.py_object
-    new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return new_capsule(address, name, None)
-
-
-_running: deque[tuple[Any, Any]] = deque()
-_running_lock = threading.Lock()
-
-
-def _keep_until_done(event: dpctl.SyclEvent, owners: Any, order: Any) -> None:
-    """Hold `owners` until `event` is complete; let go of those that are."""
-    if order is not None:
-        order.add_event_pair(event, event)
-    complete = devices.load_dpctl().event_status_type.complete
-    with _running_lock:
-        _running.append((event, owners))
-        while _running and _running[0][0].execution_status == complete:
-            _running.popleft()
+    """A launch that does nothing, for empty input."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..environment import compatibility, devices
-from . import launch
+from .interface import capsule
 
 if TYPE_CHECKING:
     import dpctl
@@ -59,4 +59,4 @@ def import_array(usm: Any) -> torch.Tensor:
 def _adopt(address: int) -> dpctl.SyclQueue:
     """A reference of our own to a ``sycl::queue``."""
     compatibility.require_match()
-    return devices.load_dpctl().SyclQueue(launch.capsule(address, b"SyclQueueRef"))
+    return devices.load_dpctl().SyclQueue(capsule(address, b"SyclQueueRef"))

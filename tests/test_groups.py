@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Twins, random_bits, sentinel, skip_record_on_gpu
-from kvcache_dpex.ops import groups, plan, write
+from kvcache_dpex import reshape_and_cache
+from kvcache_dpex.ops import groups
+from kvcache_dpex.ops.calls import launch_of
+from kvcache_dpex.ops.operation import using
 
 
 @given(
@@ -37,14 +40,19 @@ def test_vector_groups(fast, slow, limit):
     assert slow <= items[1] < slow + local[1]
 
 
-def launch_of(queue, monkeypatch, *host):
+def launch_of_write(queue, variant, *host):
     """The launch that a write of these arrays makes."""
-    launches = {}
-    monkeypatch.setattr(write, "_launches", launches)
+    launches = []
+
+    def launch(plan):
+        launches.append(launch_of(plan))
+        return launches[-1]
+
     twins = Twins(queue)
-    write.reshape_and_cache(*(twins.view(array) for array in host))
-    (launch,) = launches.values()
-    return launch
+    with using(launch=launch, variant=variant):
+        reshape_and_cache(*(twins.view(array) for array in host))
+    (found,) = launches
+    return found
 
 
 def packed(size, dtype="float16"):
@@ -81,33 +89,11 @@ def separate(size, dtype="float16"):
     ids=lambda part: getattr(part, "__name__", str(part)),
 )
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
-def test_widest_word(queue, monkeypatch, kind, make, size, dtype, on_cpu, on_gpu):
+def test_widest_word(queue, kind, make, size, dtype, on_cpu, on_gpu):
     """A plain cache takes the device's fast kernel; others the widest word that sizes and strides allow."""
     kernel = on_cpu if kind == "CPU" else on_gpu
     skip_record_on_gpu(kernel.split("-")[0], queue)
     rng = np.random.default_rng(0)
     rows = random_bits(rng, (3, 2, size), dtype), random_bits(rng, (3, 2, size), dtype)
-    with plan.prefer(f"scatter_{kind.lower()}"):
-        launch = launch_of(queue, monkeypatch, *rows, *make(size, dtype), np.arange(3))
+    launch = launch_of_write(queue, f"scatter_{kind.lower()}", *rows, *make(size, dtype), np.arange(3))
     assert repr(launch).startswith(f"<launch of {kernel}-int64, global [")
-
-
-def test_one_launch_serves_equal_geometries(queue, monkeypatch):
-    """A45: 200 calls on other arrays and other slots work out one launch, and build and load nothing more."""
-    rng = np.random.default_rng(0)
-    counts = {"_prepare": 0}
-    prepare = write._prepare
-
-    def counted(*geometry):
-        counts["_prepare"] += 1
-        return prepare(*geometry)
-
-    monkeypatch.setattr(write, "_prepare", counted)
-    monkeypatch.setattr(write, "_launches", {})
-    twins = Twins(queue)
-    for call in range(200):
-        host = random_bits(rng, (2, 3, 2, 8), "float32")
-        slots = np.array([call % 20, -1, (call + 7) % 20])
-        arrays = [twins.view(array) for array in (host[0], host[1], *separate(8, "float32"), slots)]
-        write.reshape_and_cache(*arrays)
-    assert counts["_prepare"] == 1

@@ -1,0 +1,251 @@
+"""What all operations share. An operation is declared once, by a public function and two or three more:
+
+* the **signature** says which arguments are arrays, which of those are written and which are options; the
+  docstring is the documentation;
+* ``check`` takes the metadata of the arrays and raises where it does not fit;
+* ``plan`` chooses a kernel and its index space for operands that passed the check;
+* ``result`` says the shape and dtype of what the operation returns, where it returns anything.
+
+The call on dpnp arrays and torch tensors follows from these (`Operation.run`), and so do torch's schema, fake
+implementation and registration (`kvcache_dpex.torch`) and the list of all operations (`OPERATIONS`). Checking
+and planning happen once for each kind of call: later calls with equal metadata only launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, TypeVar
+
+from ..runtime.compile import edits
+from ..runtime.launch import arrays, launch
+from ..runtime.launch.arrays import Operand, read, read_output
+from . import calls, validate
+from .calls import Kind, Plan, Result
+from .declaration import parameters_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+OPERATIONS: dict[str, Operation] = {}
+"""Every operation by name, in the order of declaration."""
+
+
+@contextmanager
+def using(**changes: Any) -> Iterator[None]:
+    """Within, operations use other `Settings`, and none of the launches prepared before.
+
+    Parameters
+    ----------
+    launch : callable
+        What makes a launch of a `Plan`, by default `launch_of`.
+    variant : str
+        The name of a kernel to choose wherever it takes the case.
+    """
+    before = calls.settings
+    kept = {operation: operation.prepared for operation in OPERATIONS.values()}
+    calls.settings = before._replace(**changes)
+    for operation in kept:
+        operation.forget()
+    try:
+        yield
+    finally:
+        calls.settings = before
+        for operation, prepared in kept.items():
+            operation.prepared = prepared
+
+
+def operation(
+    check: Callable[..., None],
+    plan: Callable[..., Plan | None],
+    *,
+    result: Callable[..., Result] | None = None,
+    aligned: str = "",
+    may_overlap: Sequence[tuple[str, str]] = (),
+    before: Callable[..., None] | None = None,
+) -> Callable[[Function], Function]:
+    """Declare an operation by its public function.
+
+    The function gets an attribute `operation`, an `Operation`, to which its body hands the arguments:
+    ``return perform(name, (array, ...), (option, ...))``, both in the order of its signature.
+
+    Parameters
+    ----------
+    check
+        Called with an `Operand` (or None) for each array and with the options, all by name; raises where they
+        do not fit. `Operand.queue` is None while torch traces.
+    plan
+        Called likewise after the check, with ``alignment`` as a further argument; returns a `Plan`, or None
+        where there is nothing to do.
+    result
+        Called like the check where the operation returns an array, which it declares as ``out``.
+    aligned
+        Names of arrays, space-separated; ``alignment`` is the number of bytes, 16 at most, that all their
+        addresses are multiples of.
+    may_overlap
+        Pairs of written arrays that may share memory as long as they do not start at the same address. Any
+        other overlap between a written array and another argument is refused.
+    before
+        Called with the arrays and options, by name, before each call that passes an option; may wait.
+    """
+
+    def declare(function: Function) -> Function:
+        declared = Operation(function, check, plan, result, aligned, may_overlap, before)
+        OPERATIONS[declared.name] = declared
+        edits.on_edit(declared.forget)
+        function.operation = declared  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def perform(function: Callable[..., Any], given: tuple, options: tuple) -> Any:
+    """Run the operation that a public function declares; see `Operation.run`."""
+    return function.operation.run(given, options)  # type: ignore[attr-defined]
+
+
+class Operation:
+    """A declared operation; `operation` makes it."""
+
+    def __init__(
+        self,
+        function: Callable,
+        check: Callable,
+        plan: Callable,
+        result: Callable[..., Result] | None,
+        aligned: str,
+        may_overlap: Sequence[tuple[str, str]],
+        before: Callable | None,
+    ) -> None:
+        self.name = function.__name__
+        self.function = function
+        self.signature = inspect.signature(function)
+        self.check, self.plan, self.result, self.before = check, plan, result, before
+        self.parameters = parameters_of(function)
+        self.arrays = tuple(parameter for parameter in self.parameters if parameter.is_array)
+        self.options = tuple(parameter for parameter in self.parameters if not parameter.is_array)
+        self.prepared = launch.LaunchCache()
+        self.may_overlap = may_overlap
+        self._readers = [(_READERS[array.kind, array.optional], array.name) for array in self.arrays]
+        names = [array.name for array in self.arrays]
+        self._aligned = [names.index(name) for name in aligned.split()]
+        self._out = names.index("out") if "out" in names else None
+        self._defaults = tuple(option.default for option in self.options)
+
+    def forget(self) -> None:
+        """Prepare every call anew, as after an edit of a kernel."""
+        self.prepared = launch.LaunchCache()
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}{self.signature}>"
+
+    def run(self, given: tuple, options: tuple) -> Any:
+        """Check, prepare and launch; returns `out` where the operation has a result.
+
+        Parameters
+        ----------
+        given, options
+            Arrays (None for those that are left out) and options, in the order of the signature.
+        """
+        launch.refuse_after_fork()
+        read = self.read(given)
+        if self._out is not None and given[self._out] is None:
+            given = self._with_result(given, read, options)
+        addresses, fields = zip(*read)
+        key = fields, options
+        try:
+            kind = self.prepared[key]
+        except (KeyError, TypeError):
+            kind = self._remember(key, self._kind)
+        launched = kind[addresses]
+        if self.before is not None and options != self._defaults:
+            self.before(**self.by_name(given, options))
+        launched(addresses, given)
+        return None if self._out is None else given[self._out]
+
+    def read(self, given: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Address and `Operand` fields of each array."""
+        return [reader(array, name) for array, (reader, name) in zip(given, self._readers)]
+
+    def alignment_of(self, addresses: Sequence[int]) -> int:
+        """The largest power of two, 16 at most, that divides the addresses of the arrays in `aligned`."""
+        bits = functools.reduce(operator.or_, (addresses[at] for at in self._aligned), 16)
+        return bits & -bits
+
+    def validate(self, operands: Sequence[Operand | None], options: tuple) -> None:
+        """Raise where the metadata of the arguments shows that they do not fit."""
+        for array, operand in zip(self.arrays, operands):
+            if array.kind == "written" and operand is not None:
+                validate.distinct(array.name, operand)
+        self.check(**self.by_name(operands, options))
+        out = None if self._out is None else operands[self._out]
+        if out is not None:
+            validate.result(out, self.result_of(operands, options))
+
+    def result_of(self, operands: Sequence[Operand | None], options: tuple) -> Result:
+        """What the operation returns for these arguments."""
+        assert self.result is not None
+        return self.result(**self.by_name(operands, options))
+
+    def options_of(self, arguments: tuple, keywords: dict[str, Any]) -> tuple:
+        """The options of a call, in the order of the signature."""
+        bound = self.signature.bind(*arguments, **keywords)
+        bound.apply_defaults()
+        return tuple(bound.arguments[option.name] for option in self.options)
+
+    def by_name(self, given: Sequence[Any], options: tuple) -> dict[str, Any]:
+        values = {array.name: value for array, value in zip(self.arrays, given)}
+        return {**values, **{option.name: value for option, value in zip(self.options, options)}}
+
+    def _remember(self, key: tuple, make: Callable[..., Any]) -> Any:
+        """Prepare what calls of one kind share."""
+        self._require_hashable(key[1])
+        found = make(*key)
+        self.prepared.add(key, Operand(*key[0][0]).queue, found)
+        return found
+
+    def _with_result(self, given: tuple, read: list, options: tuple) -> tuple:
+        """The arrays of a call, a new one for `out`, which is then also among those that were `read`."""
+        at: Any = self._out
+        key = tuple(fields for _, fields in read), options
+        try:
+            result = self.prepared[key]
+        except (KeyError, TypeError):
+            result = self._remember(key, self._result)
+        out = arrays.empty_like(given[0], result.shape, result.dtype)
+        read[at] = read_output(out, "out")
+        return (*given[:at], out, *given[at + 1 :])
+
+    def _result(self, fields: Sequence[Any], options: tuple) -> Result:
+        operands = [field and Operand(*field) for field in fields]
+        self.validate(operands, options)
+        return self.result_of(operands, options)
+
+    def _kind(self, fields: Sequence[Any], options: tuple) -> Kind:
+        operands = [field and Operand(*field) for field in fields]
+        present = {
+            array.name: operand for array, operand in zip(self.arrays, operands) if operand is not None
+        }
+        validate.same_queue(**present)
+        self.validate(operands, options)
+        return Kind(self, operands, options)
+
+    def _require_hashable(self, options: tuple) -> None:
+        for option, value in zip(self.options, options):
+            try:
+                hash(value)
+            except TypeError:
+                raise TypeError(f"`{option.name}` must be of type {option.kind}, got {value!r}") from None
+
+
+def _optional(reader: Callable) -> Callable:
+    return lambda array, name: (0, None) if array is None else reader(array, name)
+
+
+_READERS = {
+    ("read", False): read,
+    ("written", False): read_output,
+    ("read", True): _optional(read),
+    ("written", True): _optional(read_output),
+}
