@@ -236,3 +236,11 @@ def test_two_processes_at_once(folder):
     assert done == ["", ""]
     assert seen >= {len(MODULE) + 100_000, len(MODULE) + 100_004}
     assert len(list(folder.iterdir())) == 1
+
+
+def test_doctor_shows_why_the_folder_is_not_used(file, folder, capsys):
+    from kvcache_dpex.__main__ import main
+
+    folder.chmod(0o777)
+    main(["doctor"])
+    assert f"note: {cache.problems()[0]}" in capsys.readouterr().out.splitlines()

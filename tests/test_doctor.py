@@ -1,7 +1,6 @@
 """What doctor says of environments that cannot work, each of them built here, and of one that can."""
 
 import json
-import py_compile
 import re
 import shutil
 from types import SimpleNamespace
@@ -164,10 +163,10 @@ NO_KERNELS = f"the package has no kernels, for their Python files are missing: {
 
 
 def test_no_kernels(environment, copy):
-    """pyinstaller #6865: only bytecode is left."""
+    """pyinstaller #6865: a bundle that left them out."""
     for file in (copy / "kvcache_dpex/kernels").glob("*.py"):
-        py_compile.compile(str(file), cfile=str(file.with_suffix(".pyc")))
-        file.unlink()
+        if "\nTYPES = " in file.read_text():
+            file.unlink()
     assert NO_KERNELS in problems(environment, package=copy)
 
 
@@ -184,9 +183,16 @@ def test_kernels_that_nothing_compiles(environment, copy):
 
 
 def test_a_damaged_kernel(environment, copy):
+<<<<<<< HEAD
     (copy / "kvcache_dpex/spirv/scatter_gpu-int32.spv").write_bytes(b"")
     (found,) = problems(environment, package=copy)
     assert found.startswith("the kernels cannot be read (scatter_gpu-int32.spv of the package is damaged")
+=======
+    name = next(iter(store.manifest()["modules"]))
+    (copy / f"kvcache_dpex/spirv/{name}.spv").write_bytes(b"")
+    (found,) = problems(environment, package=copy)
+    assert found.startswith(f"the kernels cannot be read ({name}.spv of the package is damaged")
+>>>>>>> main
 
 
 def test_a_compiler_that_fails(environment):

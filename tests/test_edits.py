@@ -237,7 +237,7 @@ def test_a_hook_that_rewrites_functions_is_no_edit(tmp_path):
 
 
 def test_what_is_made_from_kernels_is_forgotten(monkeypatch):
-    monkeypatch.setattr(edits, "_caches", [])
+    monkeypatch.setattr(edits, "_callbacks", [])
     made = edits.cache()
     made["kernel"] = 1
     edits.forget()

@@ -23,11 +23,12 @@ MAY_IMPORT = {
     "runtime/compile/lowering.py": ("runtime/compile", "kernels"),
     "runtime/compile/simulate.py": ("runtime/compile", "kernels"),
     "runtime/launch": ("runtime/launch", "runtime/compile", "runtime/environment"),
-    "ops": ("ops", "runtime", "layout", "kernels"),
+    "formats.py": (),
+    "ops": ("ops", "runtime", "layout", "formats", "kernels"),
     "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
-    "torch.py": ("dispatch", "ops", "runtime", "layout"),
-    "commands": ("", "commands", "ops", "runtime", "layout", "reference"),
+    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats"),
+    "commands": ("", "commands", "ops", "runtime", "layout", "formats", "reference"),
     "__main__.py": ("", "commands"),
     "__init__.py": ("blocks", "ops", "runtime"),
 }
@@ -39,10 +40,10 @@ ONLY_IN = {
     "llvmlite": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
     "ctypes": (
         "runtime/launch/arguments.py",
-        "runtime/launch/arrays.py",
         "runtime/launch/interface.py",
         "runtime/launch/launch.py",
         "runtime/launch/order.py",
+        "runtime/launch/usm_state.py",
         "runtime/environment/bundle.py",
     ),
     "torch": (

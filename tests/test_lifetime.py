@@ -183,6 +183,26 @@ def test_operands_live_as_long_as_the_kernel(asynchronous_launch):
     assert gone.wait(30)
 
 
+def test_operands_live_as_long_as_the_kernel_on_an_out_of_order_queue(queue, monkeypatch):
+    """dpctl #1395: the kernel waits for a copy of milliseconds that was submitted before it."""
+    import dpctl
+
+    monkeypatch.setattr(launch, "order_for", order.Asynchronous)
+    own_queue = dpctl.SyclQueue(queue.sycl_device)
+    source, target = (to_device(np.zeros(2**26, "uint8"), own_queue) for _ in range(2))
+    run = launch.Launch(store.load(scatter_gpu, slot="int64"), own_queue, (0,) * 8, (1, 1), (1, 1))
+    pointers = (arrays.read(source, "source")[0],) * 5
+    complete = dpctl.event_status_type.complete
+    for _ in range(3):
+        gone = threading.Event()
+        copied = own_queue.memcpy_async(target.usm_data, source.usm_data, source.nbytes)
+        run(pointers, (Owner(gone),))
+        while copied.execution_status != complete:
+            assert not (gone.is_set() and copied.execution_status != complete)
+        own_queue.wait()
+        assert gone.wait(30)
+
+
 def test_one_queue_does_not_hold_the_operands_of_another(asynchronous_launch, queue):
     run, pointers, _ = asynchronous_launch
     import dpctl

@@ -212,7 +212,7 @@ print(store.load(scatter_gpu, slot="int64").origin)
 
 
 def test_processes_compile_a_kernel_once(tmp_path):
-    code = LOAD.format(module=tiny_module("scatter_int64").hex())
+    code = LOAD.format(module=tiny_module("scatter_gpu_int64").hex())
     with ThreadPoolExecutor(4) as pool:
         runs = [
             pool.submit(

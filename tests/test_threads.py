@@ -27,11 +27,13 @@ def test_every_write_of_each_thread_lands(queue):
         slots = [to_device(np.arange(tokens) + worker * tokens, queue) for worker in range(WORKERS)]
         together = threading.Barrier(WORKERS)
 
-        def work(worker, size=size, caches=caches, keys=keys, slots=slots, together=together):
+        def work(
+            worker, size=size, caches=caches, keys=keys, slots=slots, together=together, numbers=numbers
+        ):
             for turn in range(ROUNDS):
-                together.wait(60)
+                together.wait(10)
                 reshape_and_cache(keys[turn][worker], keys[turn][worker], *caches, slots[worker])
-                together.wait(60)
+                together.wait(10)
                 if worker == 0:
                     for cache in caches:
                         wanted = np.repeat(numbers[turn], tokens * 2 * size).reshape(cache.shape)
