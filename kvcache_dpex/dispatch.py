@@ -35,8 +35,8 @@ _in_inference_mode = torch.is_inference_mode_enabled
 def schema_of(operation: Operation, *, out: bool) -> str:
     """The schema of an operation in torch's language, with or without its `out`.
 
-    >>> schema_of(OPERATIONS["reshape_and_cache"], out=False).partition("slot_mapping")[2]
-    ', *, bool check_slots=False) -> ()'
+    >>> schema_of(OPERATIONS["dequant_cache"], out=False)
+    'dequant_cache(Tensor q, Tensor scales, *, ScalarType? dtype=None, Tensor? blocks=None) -> Tensor'
     """
     parts, letters = [], iter("abcdefgh")
     for name, parameter in operation.signature.parameters.items():

@@ -7,15 +7,9 @@ import sys
 import textwrap
 
 import pytest
-<<<<<<< HEAD
-from kvcache_dpex.kernels.quantize_rows import quantize_rows
-
-from helpers import ROOT, output_of
-=======
 
 from helpers import ROOT, output_of
 from kvcache_dpex.kernels.quantize_cpu import quantize_cpu
->>>>>>> main
 from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
 from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, edits, elsewhere, store
@@ -26,11 +20,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason=f"{elsewhere.VARIAB
 TYPES = [
     (scatter_gpu, {"slot": "int32"}),
     (scatter_cpu, {"slot": "int64"}),
-<<<<<<< HEAD
-    (quantize_rows, {"value": "bfloat16", "slot": "int64"}),
-=======
     (quantize_cpu, {"value": "bfloat16", "code": "float8_e4m3fn", "slot": "int64"}),
->>>>>>> main
 ]
 
 
@@ -65,12 +55,8 @@ def test_an_edit_between_import_and_compilation(monkeypatch):
     """The other Python reads the files as they are: another identity is no answer."""
     wanted = store.signature(scatter_gpu, slot="int64")._replace(identity="0" * 64)
     message = (
-<<<<<<< HEAD
         f"{COMPILER} could not compile kernel scatter_gpu-int64: "
         f"RuntimeError: its source was edited after it "
-=======
-        f"{COMPILER} could not compile kernel scatter_gpu-int64: RuntimeError: its source was edited after it "
->>>>>>> main
         "was imported: restart Python"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):

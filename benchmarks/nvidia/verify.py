@@ -62,15 +62,7 @@ def large_cases() -> list[Case]:
             for block in (None, *SLOT_TYPES)
             for format in CODES
         ]
-<<<<<<< HEAD
     found.append(write_case(rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", blocks=1100))
-=======
-    found.append(
-        write_case(
-            rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", "int8_per_token_head", blocks=1100
-        )
-    )
->>>>>>> main
     found.append(
         quantize_case(
             rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", "int8_per_token_head", blocks=1100

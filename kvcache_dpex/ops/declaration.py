@@ -15,10 +15,6 @@ DType = Annotated[Any, "ScalarType"]
 """A dtype or its name."""
 
 
-FormatName = Annotated[Any, "str"]
-"""The name of a format."""
-
-
 class Parameter(NamedTuple):
     """One argument of an operation."""
 

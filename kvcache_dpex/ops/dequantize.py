@@ -10,22 +10,14 @@ from ..kernels.dequantize_strided import dequantize_strided
 from ..runtime.launch.arrays import Operand
 from . import validate
 from .calls import Plan, Result
-<<<<<<< HEAD
-from .declaration import Array, DType, FormatName, Written
-=======
 from .declaration import Array, DType, Name, Written
->>>>>>> main
 from .groups import head_groups, row_groups
 from .operation import operation, perform
 from .plan import Variant, across_items, anywhere, choose, merged, plan_of, within_items
 
 
 def _check(
-<<<<<<< HEAD
-    q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, format: Any, out: Operand | None
-=======
     q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand | None, format: Any
->>>>>>> main
 ) -> None:
     validate.codes("q", q, format)
     if len(q.shape) != 4:
@@ -53,29 +45,19 @@ def _plan(
     scales: Operand,
     dtype: Any,
     blocks: Operand | None,
-<<<<<<< HEAD
-    format: Any,
-    out: Operand,
-=======
     out: Operand,
     format: Any,
->>>>>>> main
     alignment: int,
 ) -> Plan | None:
     if 0 in out.shape:
         return None
     chosen = None if blocks is None else validate.blocks(blocks)
     value_type = validate.float_type("out", out, dtype)
-<<<<<<< HEAD
-    block = chosen.dtype_name if chosen else "int64"
-    types = {"value": value_type, "code": validate.codes("q", q, format), "block": block}
-=======
     types = {
         "value": value_type,
         "code": validate.codes("q", q, format),
         "block": chosen.dtype_name if chosen else "int64",
     }
->>>>>>> main
     scales = validate.scales("scales", scales, "q", q)
     out = validate.leading_axes_merged("out", out, len(out.shape) - 3)
     operands = q, scales, chosen, out, types, alignment
@@ -89,13 +71,8 @@ def dequant_cache(
     *,
     dtype: DType = None,
     blocks: Array = None,
-<<<<<<< HEAD
-    format: FormatName = None,
-    out: Written = None,
-=======
     out: Written = None,
     format: Name = None,
->>>>>>> main
 ) -> Any:
     """Decode int8 or fp8 codes: ``float32(code) * scale``, rounded once to `dtype`.
 
@@ -111,19 +88,11 @@ def dequant_cache(
     blocks : [...], int32 or int64
         Decode only these blocks, such as a block table; result block ``n`` is block ``blocks[n]``, and
         zeros where `blocks` is negative or names no block. By default every block, in order.
-<<<<<<< HEAD
-    format
-        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``. By default the one that the dtype of `q` says;
-        uint8 arrays need it.
-    out
-        Where to put the result, changed in place; by default a new array.
-=======
     out
         Where to put the result, changed in place; by default a new array.
     format
         ``"int8_per_token_head"`` or ``"fp8_per_token_head"``. By default the one that the dtype of `q` says;
         uint8 arrays need it.
->>>>>>> main
 
     Returns
     -------

@@ -11,11 +11,7 @@ from ..kernels.quantize_strided import quantize_strided
 from ..runtime.launch.arrays import Operand
 from . import validate
 from .calls import Plan
-<<<<<<< HEAD
-from .declaration import Array, DType, FormatName, Written
-=======
 from .declaration import Array, DType, Name, Written
->>>>>>> main
 from .groups import CPU_VECTOR, group_limit, lane_groups, round_up
 from .operation import operation, perform
 from .plan import Variant, across_items, anywhere, choose, fills_vectors, merged, plan_of, within_items
@@ -72,12 +68,8 @@ def _plan(
     if slot_mapping.shape[0] == 0 or 0 in kq.shape[:3]:
         return None
     value_type = validate.float_type("key", key, dtype)
-<<<<<<< HEAD
-    types = {"value": value_type, "code": validate.codes("kq", kq, format), "slot": slot_mapping.dtype_name}
-=======
     code_type = validate.codes("kq", kq, format)
     types = {"value": value_type, "code": code_type, "slot": slot_mapping.dtype_name}
->>>>>>> main
     by_block = validate.scales("ks", ks, "kq", kq), validate.scales("vs", vs, "vq", vq)
     operands = key, value, kq, vq, *by_block, slot_mapping, types, alignment
     return choose(VARIANTS, key.queue.sycl_device, value_type, key.shape[2], *operands)
@@ -100,11 +92,7 @@ def reshape_and_cache_quant(
     slot_mapping: Array,
     *,
     dtype: DType = None,
-<<<<<<< HEAD
-    format: FormatName = None,
-=======
     format: Name = None,
->>>>>>> main
     check_slots: bool = False,
 ) -> None:
     """Quantize row ``token`` of `key` and `value` into slot ``slot_mapping[token]``, in place.
