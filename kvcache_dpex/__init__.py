@@ -12,6 +12,8 @@ TYPE_CHECKING = False  # importing typing would double the time of this import
 if TYPE_CHECKING:
     from typing import Any
 
+    from .blocks.inventory import OutOfBlocks as OutOfBlocks
+    from .blocks.pool import BlockPool as BlockPool
     from .ops.allocate import empty_cache as empty_cache
     from .ops.allocate import empty_quant_cache as empty_quant_cache
     from .ops.dequantize import dequant_cache as dequant_cache
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BlockPool": ".blocks.pool",
+    "OutOfBlocks": ".blocks.inventory",
     "dequant_cache": ".ops.dequantize",
     "empty_cache": ".ops.allocate",
     "empty_quant_cache": ".ops.allocate",

@@ -2,13 +2,13 @@
 
 import functools
 import os
-from types import SimpleNamespace
 
 import pytest
 
 import kvcache_dpex  # noqa: F401  (first, so that it finds the libraries of dpctl and dpnp)
 from helpers import PlainLaunch, compiled, skip_record_on_gpu
-from kvcache_dpex.ops import dequantize, quantize, write
+from kvcache_dpex.ops.calls import launch_of
+from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.compile import compiler, elsewhere, store
 from kvcache_dpex.runtime.environment import devices
 from kvcache_dpex.runtime.launch import launch, order
@@ -33,24 +33,23 @@ def any_queue(request, queue):
 
 
 @pytest.fixture
-def asynchronous(monkeypatch, any_queue):
+def asynchronous(any_queue):
     """Launches that do not wait, by the kernels of a GPU, as on a GPU."""
-    chosen = write._kernel_of(SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=False)))
-    monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
-    monkeypatch.setattr(write, "_launches", launch.LaunchCache())
-    monkeypatch.setattr(launch, "order_for", order.Asynchronous)
-    yield
+    new = functools.partial(launch.Launch, order=order.Asynchronous)
+    with using(launch=functools.partial(launch_of, new=new), variant="scatter_gpu"):
+        yield
     any_queue.wait()
 
 
 @pytest.fixture(params=["blocking", "asynchronous"])
-def policy(request, monkeypatch, any_queue):
+def policy(request, any_queue):
     """Both ways to order a launch, on every device."""
     if request.param == "asynchronous":
-        return request.getfixturevalue("asynchronous")
-    monkeypatch.setattr(write, "_launches", launch.LaunchCache())
-    monkeypatch.setattr(launch, "order_for", order.Blocking)
-    return None
+        yield request.getfixturevalue("asynchronous")
+    else:
+        new = functools.partial(launch.Launch, order=order.Blocking)
+        with using(launch=functools.partial(launch_of, new=new)):
+            yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -85,31 +84,32 @@ RUNNERS = ["plain", "packaged", *(["compiled"] if compiler.available() else [])]
 @pytest.fixture(params=RUNNERS)
 def runner(request, monkeypatch, queue):
     """Kernels as plain Python, as packaged SPIR-V and, where numba-dpex is installed, compiled now."""
-    monkeypatch.setattr(store, "load", LOADERS[request.param])
-    for verb in (write, quantize, dequantize):
-        monkeypatch.setattr(verb, "_launches", launch.LaunchCache())
+    new = launch.Launch
     if request.param == "plain":
         if not queue.sycl_device.is_cpu:
             pytest.skip("plain Python reads the memory of the CPU device only")
-        monkeypatch.setattr(launch, "Launch", PlainLaunch)
+        new = PlainLaunch
     if request.param == "compiled":
         monkeypatch.setattr(launch, "_built", _built_from_source)
-    return request.param
+    with using(launch=functools.partial(launch_of, load=LOADERS[request.param], new=new)):
+        yield request.param
 
 
-@pytest.fixture(params=["scatter_words", "scatter"])
-def whole_rows(request, runner, monkeypatch, queue):
+@pytest.fixture(params=["scatter_cpu", "scatter_gpu"])
+def whole_rows(request, runner, queue):
     """Write whole rows with the CPU's kernel and with the GPU's, by each runner."""
     skip_record_on_gpu(request.param, queue)
-    device = SimpleNamespace(is_cpu=request.param == "scatter_words")
-    chosen = write._kernel_of(SimpleNamespace(sycl_device=device))
-    monkeypatch.setattr(write, "_kernel_of", lambda queue: chosen)
-    return request.param
+    with using(variant=request.param):
+        yield request.param
 
 
-@pytest.fixture(params=["quantize_rows", "quantize_lanes", "quantize_spread", "quantize_any"])
-def kernel(request, monkeypatch, queue):
-    """Quantize with one kernel, on every device; the names of those that were launched."""
+@pytest.fixture(params=["quantize_strided", "quantize_gpu", "quantize_cpu", "any"])
+def kernel(request, queue):
+    """Quantize with one kernel, on every device; the names of those that were launched.
+
+    "any" is `quantize_strided` for rows of any stride, also where they are contiguous.
+    """
     if "runner" in request.fixturenames:
         request.getfixturevalue("runner")
-    return force_kernel(monkeypatch, queue, request.param)
+    with force_kernel(queue, request.param) as launched:
+        yield launched

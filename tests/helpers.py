@@ -18,6 +18,8 @@ from kvcache_dpex.runtime.launch import arrays
 
 ROOT = Path(__file__).parent.parent
 SENTINEL = 0xA5
+# NumPy has no such types: a kernel takes their bits.
+STORED = {"bfloat16": "int16", "float8_e4m3fn": "uint8"}
 KERNELS = {function.__name__: function for function, _ in store.catalogue()}
 
 
@@ -137,17 +139,19 @@ class PlainLaunch:
     """In the place of `launch.Launch`: the kernel as plain Python over the memory of the CPU device."""
 
     def __init__(self, module, queue, scalars, global_size, local_size):
-        self.kernel = KERNELS[module.name.split("-")[0]]
+        name, *values = module.name.split("-")
+        self.kernel = KERNELS[name]
+        self.types = dict(zip(self.kernel.__globals__["TYPES"], values))
         elements = [text[:-1] for text in module.arguments if text.endswith("*")]
-        # NumPy has no bfloat16: a kernel takes its bits as int16.
-        self.types = [np.dtype("int16" if element == "bfloat16" else element) for element in elements]
+        self.elements = [np.dtype(STORED.get(element, element)) for element in elements]
         self.queue, self.scalars = queue, scalars
         self.global_size, self.local_size = global_size, local_size
 
     def __call__(self, pointers, owners=None):
         self.queue.wait()
-        memories = [_checked(*each) for each in zip(pointers, owners, self.types)]
-        simulate.simulate(self.kernel, self.global_size, memories, self.scalars, self.local_size)
+        memories = [_checked(*each) for each in zip(pointers, owners, self.elements)]
+        sizes = self.global_size, memories, self.scalars, self.local_size
+        simulate.simulate(self.kernel, *sizes, types=self.types)
 
 
 def _checked(address, owner, dtype):

@@ -1,16 +1,13 @@
 """What the tests of the int8 cache share: rows, caches, comparisons, and the oracle on many rows at once."""
 
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from contextlib import contextmanager
 
 import numpy as np
 
 from helpers import Twins, sentinel, skip_record_on_gpu
 from kvcache_dpex import reference
-from kvcache_dpex.kernels.quantize_lanes import quantize_lanes
-from kvcache_dpex.kernels.quantize_spread import quantize_spread
-from kvcache_dpex.ops import dequantize, quantize
-from kvcache_dpex.runtime.launch import launch
+from kvcache_dpex.ops import calls, dequantize, quantize
+from kvcache_dpex.ops.operation import using
 
 VALUES = ["float32", "float16", "bfloat16"]
 # The exponents of each type's numbers, subnormal ones included.
@@ -85,40 +82,17 @@ def quantize_rows(rows):
         return np.where(kept[..., None], codes, 0).astype("int8"), scales
 
 
-class Gpu(NamedTuple):
-    """The queue of a GPU, as far as the choice of a kernel looks at it."""
-
-    sycl_device: Any = SimpleNamespace(is_cpu=False, max_work_group_size=512)
-
-
-# As `quantize._kernel_of` gives them, the CPU's for any number of lanes.
-LANES = {"quantize_lanes": (quantize_lanes, 8, 1), "quantize_spread": (quantize_spread, 1, 1)}
-
-
-def instead(name, value_type):
-    """The kernel that takes the place of one which there is not for a type."""
-    return "quantize_lanes" if (name, value_type) == ("quantize_spread", "float16") else name
-
-
-def force_kernel(monkeypatch, queue, name):
-    """Have `ops.quantize` choose one kernel wherever that takes the case; returns the names it launches."""
-    skip_record_on_gpu(name, queue)
+@contextmanager
+def force_kernel(queue, name):
+    """Have quantization take one kernel wherever it fits; gives the names of those it launches."""
+    if name != "any":
+        skip_record_on_gpu(name, queue)
     launched = []
-    real_launch, in_lanes, whole_rows = launch.Launch, quantize._in_lanes, quantize._whole_rows
+    usual = calls.settings.launch
 
-    def choose_lanes(k, *others):
-        return in_lanes(k._replace(queue=Gpu()), *others) if name in LANES else None
+    def launch(plan):
+        launched.append(plan.kernel.__name__)
+        return usual(plan)
 
-    def choose_rows(*arguments):
-        return name != "quantize_any" and whole_rows(*arguments)
-
-    def record(module, _, *rest):
-        launched.append(module.name.split("-")[0])
-        return real_launch(module, queue, *rest)
-
-    monkeypatch.setattr(quantize, "_launches", launch.LaunchCache())
-    monkeypatch.setattr(quantize, "_in_lanes", choose_lanes)
-    monkeypatch.setattr(quantize, "_kernel_of", lambda queue, value_type: LANES[instead(name, value_type)])
-    monkeypatch.setattr(quantize, "_whole_rows", choose_rows)
-    monkeypatch.setattr(launch, "Launch", record)
-    return launched
+    with using(launch=launch, variant=name):
+        yield launched

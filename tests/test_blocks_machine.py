@@ -24,14 +24,14 @@ from kvcache_dpex.blocks import BlockPool, OutOfBlocks
 TOKENS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["", "", "", "image"])), max_size=9)
 QUICK = settings(max_examples=100, stateful_step_count=40, deadline=None)
 LONG = settings(
-    max_examples=125, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=400, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
 class PoolMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(1, 9),
-        block_size=st.integers(1, 4),
+        num_blocks=st.sampled_from([12, 8, 16, 5, 2]),
+        block_size=st.sampled_from([2, 1, 3, 4]),
         window=st.none() | st.integers(1, 7),
     )
     def create(self, num_blocks, block_size, window):
@@ -165,32 +165,37 @@ class PoolMachine(RuleBasedStateMachine):
         self.hand_out(self.holders().keys() - held.keys())
 
     @precondition(lambda self: self.tokens)
-    @rule(data=st.data())
-    def write(self, data):
+    @rule(data=st.data(), commits=st.booleans())
+    def forward(self, data, commits):
         """A forward pass writes the rows of all tokens that were not written yet."""
         name = self.any_sequence(data)
         tokens, slots = self.tokens[name], self.pool.slots(name)
         for position in range(self.written[name], len(tokens)):
             self.memory[slots[position]] = tuple(tokens[: position + 1])
         self.written[name] = len(tokens)
+        if commits:
+            self.check_commit(name, len(tokens), None)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def commit(self, data):
         name = self.any_sequence(data)
         length = data.draw(st.integers(0, self.written[name]))
+        self.check_commit(name, length, length)
+
+    def check_commit(self, name, length, argument):
+        before = self.pool.block_table(name)
+        self.pool.commit(name, argument)
+        length = self.committed[name] = max(length, self.committed[name])
         table = self.pool.block_table(name)
-        self.pool.commit(name, length)
-        self.committed[name] = max(length, self.committed[name])
-        full = self.committed[name] // self.size
+        released = max(before.count(-1), self.first_needed(length))
+        assert table == [-1] * released + before[released:]
         if name not in self.stale:
-            for prefix, block in zip(self.prefixes(self.tokens[name], full), table):
+            prefixes = self.prefixes(self.tokens[name], length // self.size)
+            # The table before the call: blocks that the window has released by now are found too.
+            for prefix, block in zip(prefixes, before):
                 if block >= 0 and block not in self.findable.values():
                     self.findable.setdefault(prefix, block)
-        passed = self.first_needed(self.committed[name])
-        released = self.pool.block_table(name)
-        assert all(block == -1 for block in released[:passed])
-        assert [block for block in released if block >= 0] == table[released.count(-1) :]
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())

@@ -1,16 +1,13 @@
 """dequant_cache against the reference: whole results over a sentinel fill, chosen blocks, strided arrays."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from helpers import random_bits, sentinel, to_device
 from kvcache_dpex import dequant_cache, empty_quant_cache, reference, reshape_and_cache_quant
 from kvcache_dpex.layout import slots_of_sequence
-from kvcache_dpex.ops import dequantize
+from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.launch import arrays
-from kvcache_dpex.runtime.launch.launch import LaunchCache
 from quantizing import VALUES, check_dequantize, quantize_case, rows_of
 from test_quantize_views import SCALES, name_of
 from test_write_views import BLOCK_SIZE, BLOCKS, CACHES, HEADS
@@ -23,19 +20,13 @@ def rng():
     return np.random.default_rng(40)
 
 
-@pytest.fixture(params=["dequantize", "dequantize_spread", "dequantize_any"])
-def decoder(request, monkeypatch):
+@pytest.fixture(params=["dequantize_gpu", "dequantize_cpu", "dequantize_strided"])
+def decoder(request):
     """A GPU's kernel, a CPU's, and the general one, which takes every case."""
     if "runner" in request.fixturenames:
         request.getfixturevalue("runner")
-    monkeypatch.setattr(dequantize, "_launches", LaunchCache())
-    if request.param == "dequantize_any":
-        monkeypatch.setattr(dequantize, "_in_runs", lambda *operands: None)
-    else:
-        queue = SimpleNamespace(sycl_device=SimpleNamespace(is_cpu=request.param == "dequantize_spread"))
-        choose = dequantize._kernel_of
-        monkeypatch.setattr(dequantize, "_kernel_of", lambda _, value_type: choose(queue, value_type))
-    return request.param
+    with using(variant=request.param):
+        yield request.param
 
 
 def decode_case(rng, dtype, *, blocks=5, block_size=4, heads=2, size=8, shown=()):

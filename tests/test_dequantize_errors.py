@@ -139,11 +139,13 @@ def test_read_only_results_and_shared_elements(working):
         dequant_cache(**working)
 
 
-def test_too_many_slots_for_the_general_kernel(queue):
-    """2**33 slots: no memory is needed to see that the general kernel could not divide them."""
-    codes = arrays.Operand((2**29, 16, 1, 3), (48, 3, 3, 1), np.dtype("int8"), queue)
-    scales = arrays.Operand((2**33, 1), (1, 1), np.dtype("float32"), queue)
+@pytest.mark.parametrize("blocks", [2**28, 2**29, 1])
+def test_too_many_slots_for_the_general_kernel(queue, blocks):
+    """2**32 slots and more: no memory is needed to see that the general kernel could not divide them."""
+    size = 2**32 if blocks == 1 else 16
+    codes = arrays.Operand((blocks, size, 1, 3), (3 * size, 3, 3, 1), np.dtype("int8"), queue)
+    scales = arrays.Operand((blocks * size, 1), (1, 1), np.dtype("float32"), queue)
     out = arrays.Operand(codes.shape, codes.strides, np.dtype("float32"), queue)
-    message = "`out` must have at most 2**32 slots, got 8589934592; decode fewer blocks"
+    message = f"`out` must have fewer than 2**32 slots, got {blocks * size}; decode fewer blocks"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        dequantize._prepare(codes, scales, None, out, None, False)
+        dequantize._plan(codes, scales, None, None, out, alignment=1)

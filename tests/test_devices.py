@@ -84,7 +84,9 @@ def test_names_that_are_no_device(queue):
         assert queue.sycl_device.filter_string in str(raised.value)
 
 
-NO_DRIVER_MESSAGE = "the CPU device needs an OpenCL driver: pip install 'intel-opencl-rt==2024.2.*'; no Intel GPU"
+NO_DRIVER_MESSAGE = (
+    "the CPU device needs an OpenCL driver: pip install 'intel-opencl-rt==2024.2.*'; no Intel GPU"
+)
 
 
 @pytest.fixture

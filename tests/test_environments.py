@@ -1,17 +1,12 @@
 """Where pip, uv and Debian put libraries: dpctl and dpnp find them in each place, in any order of imports."""
 
-import importlib.metadata
-import os
-import re
-import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 
-from helpers import ROOT, output_of, run_python
+from helpers import output_of, run_python
 from kvcache_dpex.runtime.environment import libraries
+from layouts import OWNERS, VARIABLES, distribution, link_libraries, link_packages, record, run
 
 USE = """
 import kvcache_dpex as kv, dpctl, dpnp
@@ -20,57 +15,11 @@ a = -4 * dpnp.eye(3, dtype="float32")
 print(int((key_cache + 1).sum()), float(dpnp.linalg.solve(a, a).sum()), float(dpnp.matmul(a, a).sum()))
 """
 RESULT = "64 3.0 48.0"
-SITE = Path(sysconfig.get_path("purelib"))
-OWNERS = sorted(set(libraries.OWNERS.values()))
-NOTHING_SET = dict.fromkeys(("LD_LIBRARY_PATH", "OCL_ICD_FILENAMES", "ONEAPI_DEVICE_SELECTOR"))
+NOTHING_SET = dict.fromkeys(VARIABLES)
 
 
-def link_packages(site):
-    """dpctl, dpnp and what they import; the linker takes the links' own folder as theirs."""
-    site.mkdir(parents=True, exist_ok=True)
-    for name in ("dpctl", "dpnp", "numpy", "numpy.libs", "platformdirs"):
-        if (SITE / name).exists():
-            (site / name).symlink_to(SITE / name)
-
-
-def link_libraries(folder):
-    """Every library of this environment again in another folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in libraries.find("libintelocl").parent.iterdir():
-        if file.is_file():
-            (folder / file.name).symlink_to(file)
-
-
-def installed(owner):
-    """Files of a distribution of this environment."""
-    files = importlib.metadata.files(owner) or []
-    return [file for file in files if re.search(r"\.so[.\d]*$", file.name)]
-
-
-def record(site, owner, folder):
-    """An installed distribution as pip and uv record it, with its libraries in a folder."""
-    if not any(importlib.metadata.distributions(name=owner)):
-        return
-    info = site / f"{owner.replace('-', '_')}-{importlib.metadata.version(owner)}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Name: {owner}\nVersion: {importlib.metadata.version(owner)}\n")
-    names = [Path(os.path.relpath(folder, site), file.name).as_posix() for file in installed(owner)]
-    (info / "RECORD").write_text("".join(f"{name},sha256=,1\n" for name in names))
-
-
-def run(sites, code=USE, **environment):
-    """What the code prints in a Python that sees these folders and no other environment."""
-    path = os.pathsep.join(map(str, [*sites, ROOT]))
-    inherited = {name: value for name, value in os.environ.items() if name not in NOTHING_SET}
-    done = subprocess.run(
-        [sys._base_executable, "-S", "-c", code],
-        cwd=sites[0],  # where `-c` looks first
-        env={**inherited, **environment, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def use(sites, code=USE, **environment):
+    done = run(sites, "-c", code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -90,17 +39,20 @@ def test_libraries_are_found_by_the_records(tmp_path, place):
     link_libraries(folder)
     for owner in OWNERS:
         record(site, owner, folder)
-    assert run([site]) == RESULT
+    assert use([site]) == RESULT
 
 
 def test_an_overlay_over_another_environment(tmp_path):
     """nvmath-python #62: packages in one folder of sys.path, and the libraries that they need in another."""
-    overlay, base = tmp_path / "overlay/lib/python3/site-packages", tmp_path / "base/lib/python3/site-packages"
+    overlay, base = (
+        tmp_path / "overlay/lib/python3/site-packages",
+        tmp_path / "base/lib/python3/site-packages",
+    )
     link_packages(overlay)
     link_libraries(tmp_path / "base/lib")
     for owner in OWNERS:
         record(base, owner, tmp_path / "base/lib")
-    assert run([overlay, base]) == RESULT
+    assert use([overlay, base]) == RESULT
 
 
 def test_a_folder_for_each_distribution(tmp_path):
@@ -108,7 +60,7 @@ def test_a_folder_for_each_distribution(tmp_path):
     for owner in OWNERS:
         link_libraries(tmp_path / owner / "lib")
         record(tmp_path / owner, owner, tmp_path / owner / "lib")
-    assert run([tmp_path / "site", *(tmp_path / owner for owner in OWNERS)]) == RESULT
+    assert use([tmp_path / "site", *(tmp_path / owner for owner in OWNERS)]) == RESULT
 
 
 def test_a_library_path_with_sycl_but_without_mkl(tmp_path):
@@ -124,7 +76,7 @@ def test_a_library_path_with_sycl_but_without_mkl(tmp_path):
     for stem in ("libsycl", "libtbb"):
         for file in lib.glob(f"{stem}.so*"):
             file.unlink()
-    assert run([site], LD_LIBRARY_PATH=str(theirs)) == RESULT
+    assert use([site], LD_LIBRARY_PATH=str(theirs)) == RESULT
 
 
 FINDER = """
@@ -147,16 +99,14 @@ def test_a_dpctl_that_a_finder_of_its_own_finds(tmp_path):
     link_libraries(tmp_path / "lib")
     for owner in OWNERS:
         record(site, owner, tmp_path / "lib")
-    assert run([site], FINDER.format(folder=str(hidden)) + USE) == RESULT
+    assert use([site], FINDER.format(folder=str(hidden)) + USE) == RESULT
 
 
 def test_a_record_of_files_that_are_gone(tmp_path, monkeypatch):
     """The next distribution of that name on sys.path has them; nothing is found where none has."""
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second")])
     for name in ("first", "second"):
-        info = tmp_path / name / "intel_sycl_rt-1.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Name: intel-sycl-rt\nVersion: 1\n")
+        info = distribution(tmp_path / name, "intel-sycl-rt", "1")
         (info / "RECORD").write_text("lib/libsycl.so,,\nlib/libsycl.so.7,,\nlib/libsycl.so.7.2.0,,\n")
     assert libraries.find("libsycl") is None
     lib = tmp_path / "second/lib"

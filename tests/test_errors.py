@@ -7,6 +7,7 @@ import pytest
 
 from helpers import SENTINEL, sentinel, to_bytes, to_device
 from kvcache_dpex import reshape_and_cache
+from kvcache_dpex.ops.operation import OPERATIONS
 from kvcache_dpex.runtime.launch import arrays
 
 DEVICE = "<device>"  # stands for the device's name in the messages below
@@ -182,6 +183,19 @@ def test_a_broadcast_cache(arguments, new, queue, name):
     assert_refused(arguments, ValueError, message, queue)
 
 
+def test_two_blocks_in_one_memory(arguments, new, queue):
+    """The least that a broadcast can repeat."""
+    tensor, memory = arrays.tensor_module(), new(4, 2, 8).usm_data
+    for name in ("key_cache", "value_cache"):
+        arguments[name] = new(2, 4, 2, 8)
+    arguments["key_cache"] = tensor.usm_ndarray((2, 4, 2, 8), "f4", buffer=memory, strides=(0, 16, 8, 1))
+    message = (
+        "`key_cache` is written, so its elements must not share memory, got strides [0, 16, 8, 1]; "
+        "copy the broadcast array first"
+    )
+    assert_refused(arguments, ValueError, message, queue)
+
+
 def test_one_cache_for_both(arguments, queue):
     arguments["value_cache"] = arguments["key_cache"]
     assert_refused(arguments, ValueError, "`value_cache` must not be the memory of `key_cache`", queue)
@@ -222,6 +236,7 @@ def test_another_queue(arguments, queue, name):
             ValueError,
             "`slot_mapping[3]` is slot 7, which token 0 writes already",
         ),
+        ([0, 0], ValueError, "`slot_mapping[1]` is slot 0, which token 0 writes already"),
     ],
 )
 def test_check_slots(arguments, queue, slots, error, message):
@@ -233,7 +248,7 @@ def test_check_slots_lets_good_slots_pass(arguments, queue):
     """Negatives are padding however often they come; the check sees a strided mapping as it is."""
     arguments["slot_mapping"] = to_device(np.array([19, 19, -1, 19, -1, 19, 0, 19]), queue)[::2]
     reshape_and_cache(**arguments, check_slots=True)
-    with pytest.raises(TypeError, match=r"^reshape_and_cache\(\) takes 5 positional arguments"):
+    with pytest.raises(TypeError, match=r"^reshape_and_cache\(\) got wrong arguments: too many positional"):
         reshape_and_cache(*arguments.values(), True)
 
 
@@ -243,16 +258,16 @@ def test_a_wrong_argument_is_named_before_its_values_are_read(arguments, new, qu
     assert_refused(arguments, TypeError, message, queue, check_slots=True)
 
 
-def test_too_many_slots_for_strided_rows(arguments, queue):
-    """2**33 slots: no memory is needed to see that the strided kernel could not divide them."""
-    from kvcache_dpex.ops import write
-
-    operand = arrays.Operand((2**29, 16, 1, 3), (48, 3, 3, 1), np.dtype("int8"), queue)
+@pytest.mark.parametrize("blocks", [2**28, 2**29, 1])
+def test_too_many_slots_for_strided_rows(queue, blocks):
+    """2**32 slots and more: no memory is needed to see that the strided kernel could not divide them."""
+    block_size = 2**32 if blocks == 1 else 16
+    cache = arrays.Operand((blocks, block_size, 1, 3), (3 * block_size, 3, 3, 1), np.dtype("int8"), queue)
     rows = arrays.Operand((1, 1, 3), (3, 3, 1), np.dtype("int8"), queue)
     slots = arrays.Operand((1,), (1,), np.dtype("int64"), queue)
-    with pytest.raises(ValueError, match="at most 2") as raised:
-        write._prepare(rows, rows, operand, operand, slots, 0, False)
-    assert str(raised.value) == (
-        "`key_cache` must have at most 2**32 slots unless its rows are contiguous multiples of 16 bytes, "
-        "got 536870912 blocks of 16"
+    message = (
+        "`key_cache` must have fewer than 2**32 slots unless its rows are contiguous multiples of 16 bytes, "
+        f"got {blocks} blocks of {block_size}"
     )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        OPERATIONS["reshape_and_cache"].plan(rows, rows, cache, cache, slots, False, alignment=1)

@@ -24,11 +24,12 @@ MAY_IMPORT = {
     "runtime/compile/simulate.py": ("runtime/compile", "kernels"),
     "runtime/launch": ("runtime/launch", "runtime/compile", "runtime/environment"),
     "ops": ("ops", "runtime", "layout", "kernels"),
+    "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
     "torch.py": ("dispatch", "ops", "runtime", "layout"),
     "commands": ("", "commands", "ops", "runtime", "layout", "reference"),
     "__main__.py": ("commands",),
-    "__init__.py": ("ops", "runtime"),
+    "__init__.py": ("blocks", "ops", "runtime"),
 }
 
 # Which files may import these packages at all.

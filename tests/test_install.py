@@ -119,4 +119,6 @@ def test_uninstalling_leaves_nothing(wheel, tmp_path):
     pip("--python", environment.python, "uninstall", "--yes", "kvcache_dpex")
     left = [path for path in sorted(environment.folder.rglob("*")) if path not in before]
     assert [path for path in left if path.name != "__pycache__"] == []
-    assert output(environment.python, "-c", "import sys; print(sys.meta_path[0])").startswith("<class '_frozen")
+    assert output(environment.python, "-c", "import sys; print(sys.meta_path[0])").startswith(
+        "<class '_frozen"
+    )

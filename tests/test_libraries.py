@@ -97,11 +97,20 @@ def test_preload(tmp_path, monkeypatch, linked, here, expected):
     monkeypatch.setattr(libraries, "find", found.get)
     monkeypatch.setattr(libraries, "linked_sycl_version", lambda: linked)
     monkeypatch.setattr(libraries, "dpctl_folder", lambda: lib / "python3/site-packages/dpctl")
-    monkeypatch.setattr(libraries.bundle, "load", lambda *wanted: loaded.append(wanted))
+    monkeypatch.setattr(libraries.bundle, "load", lambda *wanted: loaded.append(wanted) or True)
     libraries.preload(tuple(libraries._CORE))
     libraries.preload(tuple(libraries._CORE))
     folder = str(lib / "elsewhere") if "elsewhere" in here else str(lib)
     assert loaded == ([] if expected is None else [(tuple(expected), (folder,))])
+
+
+def test_one_that_cannot_be_loaded_does_not_keep_the_others_out(monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        libraries.bundle, "load", lambda names, folders: tried.append(list(names)) or "bad" not in names
+    )
+    libraries._load_once(("first", "bad", "last"), ("/lib",))
+    assert tried == [["first", "bad", "last"], ["first"], ["first", "bad"], ["first", "last"]]
 
 
 @pytest.mark.parametrize(("module", "groups"), [("dpctl", 1), ("dpnp", 2), ("numba_dpex", 2)])

@@ -5,9 +5,9 @@ import pytest
 
 from helpers import check_write, contiguous_case, random_bits, sentinel, to_bytes, to_device
 from kvcache_dpex import empty_cache, reshape_and_cache
-from kvcache_dpex.ops import geometry
+from kvcache_dpex.ops import groups
+from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.launch import arrays
-from kvcache_dpex.runtime.launch.launch import LaunchCache
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "float16", "int32", "uint32", "float32"]
 DTYPES += ["int64", "uint64", "float64", "complex64"]
@@ -123,12 +123,12 @@ def test_slots_of_any_stride(whole_rows, queue, rng, size, step, dtype):
 def test_group_limits(queue, rng, monkeypatch, tokens, size, dtype):
     """A40: sizes around the work-group limit, with a limit of 64 and with the device's own."""
     for limit in (64, queue.sycl_device.max_work_group_size):
-        monkeypatch.setattr(geometry, "group_limit", lambda device, limit=limit: limit)
-        monkeypatch.setattr("kvcache_dpex.ops.write._launches", LaunchCache())
+        monkeypatch.setattr(groups, "group_limit", lambda device, limit=limit: limit)
         case = contiguous_case(rng, dtype, blocks=2, block_size=8, heads=1, size=size, tokens=tokens)
         slots = np.full(tokens, -1)
         slots[[0, -1]] = 11, 3
-        check_write(queue, *case, slots)
+        with using():
+            check_write(queue, *case, slots)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,15 @@ def new_tokens(tokens: Tokens, extra_keys: ExtraKeys | None, start: int = 0) -> 
 def token_array(tokens: Any) -> array:
     """Token ids as 64-bit integers."""
     if isinstance(tokens, (str, bytes, bytearray)):
-        raise TypeError(f"`tokens` must be token ids or a number of tokens, got {type(tokens).__name__}")
+        raise TypeError(
+            f"`tokens` must be a sequence of ints or a number of tokens, got {type(tokens).__name__}"
+        )
     try:
         return array("q", tokens)
-    except (TypeError, OverflowError) as error:
-        raise type(error)(
-            f"`tokens` must be ints that fit in 64 bits, or a number of tokens: {error}"
-        ) from None
+    except OverflowError:
+        raise ValueError("`tokens` must be ids that fit in 64 bits, got a larger one") from None
+    except TypeError as error:
+        raise TypeError(f"`tokens` must be a sequence of ints or a number of tokens: {error}") from None
 
 
 def checked_keys(extra_keys: ExtraKeys | None, start: int, stop: int) -> dict[int, bytes]:

@@ -1,17 +1,17 @@
-"""Show devices, versions and kernels, and what is missing with the command that mends it."""
+"""Show devices, versions and kernels, and every problem with the command that solves it."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 from .. import __version__
 from ..runtime.compile import compiler, store
-from ..runtime.environment import compatibility, devices, libraries
+from ..runtime.environment import compatibility, devices, gpu, libraries
+from . import arguments, check, output
 
 PACKAGES = (
     "dpctl",
@@ -24,115 +24,174 @@ PACKAGES = (
     "dpcpp-cpp-rt",
     "intel-opencl-rt",
 )
-INTEL = "0x8086"
+REINSTALL = "pip install --force-reinstall --no-deps kvcache_dpex"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; 0 where nothing is missing."""
-    from rich.console import Console
-    from rich.markup import escape
+    """Print the findings; 0 where there is no problem."""
+    report = examine()
+    if options.json:
+        output.print_json(report)
+    else:
+        _print(report)
+    return int(bool(report["problems"]))
 
-    console = Console(highlight=False)
-    kind = "kernels compile here" if compiler.available() else "packaged SPIR-V, no compiler"
-    console.print(f"kvcache_dpex {__version__} on Python {platform.python_version()}: {kind}")
-    console.print(", ".join(f"{name} {version(name) or 'not installed'}" for name in PACKAGES))
-    sycl = libraries.linked_sycl_version()
-    if sycl is not None:
-        driver = os.environ.get("OCL_ICD_FILENAMES") or libraries.find("libintelocl.so") or "not found"
-        console.print(f"SYCL runtime libsycl.so.{sycl}, OpenCL CPU driver {driver}")
-    problems, found = look_for_devices()
-    if found:
-        console.print(device_table(found))
-    console.print(escape(kernel_line()))
-    problems += missing(found)
-    for problem in problems:
-        console.print(f"[red]missing:[/] {escape(problem)}")
+
+def examine() -> dict[str, Any]:
+    """Everything that doctor finds, as JSON has it."""
+    report: dict[str, Any] = {
+        "kvcache_dpex": __version__,
+        "python": platform.python_version(),
+        "packages": {name: compatibility.version(name) for name in PACKAGES},
+        "libsycl": libraries.linked_sycl_version(),
+        "opencl_driver": os.environ.get("OCL_ICD_FILENAMES") or str(libraries.find("libintelocl") or ""),
+        "compiler": compiler.available(),
+        "devices": [],
+        "default_device": None,
+        "kernels": {},
+        "notes": [],
+        "problems": [],
+    }
+    problems = report["problems"]
+    problems += _missing_packages()
+    found = _look_for_devices(report)
+    report["devices"] = [_describe(device) for device in sorted(found, key=devices.preference)]
     if not problems:
-        console.print("[green]nothing is missing[/]")
-    return int(bool(problems))
+        problems += _failed_import("dpnp", None)
+        problems += _failed_import("numba_dpex", "pip install 'kvcache_dpex[jit]'")
+    _look_for_gpu(report, found)
+    _look_for_kernels(report)
+    if found and not problems:
+        report["default_device"] = devices.default_device().filter_string
+        problems += _failed_write()
+    return report
 
 
-def version(name: str) -> str | None:
-    """Version of an installed distribution."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def look_for_devices() -> tuple[list[str], list[Any]]:
-    """What kept devices from being found, and the devices."""
-    try:
-        return [], devices.load_dpctl().get_devices()
-    except (ImportError, RuntimeError) as error:
-        return [str(error)], []
-
-
-def device_table(found: list[Any]) -> Any:
-    """A row for each device; the best one first."""
-    from rich.table import Table
-
-    table = Table("device", "name", "driver", "memory", "one allocation", "work-group", "fp16", "fp64")
-    for device in sorted(found, key=devices.preference):
-        table.add_row(
-            device.filter_string,
-            device.name,
-            device.driver_version,
-            f"{device.global_mem_size / 2**30:.1f} GiB",
-            f"{device.max_mem_alloc_size / 2**30:.1f} GiB",
-            str(device.max_work_group_size),
-            "yes" if device.has_aspect_fp16 else "no",
-            "yes" if device.has_aspect_fp64 else "no",
-        )
-    return table
-
-
-def kernel_line() -> str:
-    """How many kernels come from where."""
-    signatures = [store.signature(function, **choice) for function, choice in store.catalogue()]
-    packaged = sum(store.packaged(wanted) is not None for wanted in signatures)
-    rest = len(signatures) - packaged
-    line = f"{packaged} of {len(signatures)} kernels packaged with this source, cache {store.cache_folder()}"
-    if rest and not compiler.available():
-        line += f"; the other {rest} need a compiler: pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)"
-    return line
-
-
-def missing(found: list[Any]) -> list[str]:
-    """What a user of this machine would want and does not have."""
-    problems = []
-    for name in ("dpctl", "dpnp"):
-        if version(name) is None:
-            problems.append(f"{name}: pip install {name}")
-    mismatch = compatibility.mismatch()
-    if mismatch:
-        problems.append(mismatch)
-    if not any(device.is_gpu for device in found) and intel_gpu_nodes():
-        problems.append(gpu_remedy())
-    if not found and libraries.find("libintelocl.so") is None:
-        problems.append("an OpenCL driver for the CPU device: pip install intel-opencl-rt")
-    return problems
-
-
-def intel_gpu_nodes() -> list[Path]:
-    """Render nodes of the Intel GPUs that the Linux kernel sees."""
-    return [
-        Path("/dev/dri", node.name)
-        for node in sorted(Path("/sys/class/drm").glob("renderD*"))
-        if (node / "device/vendor").is_file() and (node / "device/vendor").read_text().strip() == INTEL
+def _missing_packages() -> list[str]:
+    problems = [
+        f"{name} is not installed: pip install {name}"
+        for name in ("dpctl", "dpnp")
+        if compatibility.version(name) is None
     ]
+    return problems + [found for found in (compatibility.mismatch(), compatibility.odd_pair()) if found]
 
 
-def gpu_remedy() -> str:
-    """Why an Intel GPU of this machine is no SYCL device, and the command."""
-    closed = [str(node) for node in intel_gpu_nodes() if not os.access(node, os.R_OK | os.W_OK)]
-    if closed:
-        return f"permission to open {', '.join(closed)}: sudo usermod -aG render $USER, then log in again"
-    return (
-        "the Level Zero driver of the Intel GPU in this machine: sudo apt install libze-intel-gpu1 libze1 "
-        "(Debian, Ubuntu 24.10 and later), or your distribution's intel-level-zero-gpu"
-    )
+def _look_for_devices(report: dict[str, Any]) -> list[Any]:
+    try:
+        found = devices.load_dpctl().get_devices()
+    except (ImportError, RuntimeError) as error:
+        if report["packages"]["dpctl"] is not None:
+            report["problems"].append(str(error))
+        return []
+    if not found:
+        report["problems"].append(f"no SYCL device found: {devices.absence()}")
+    return found
+
+
+def _describe(device: Any) -> dict[str, Any]:
+    return {
+        "device": device.filter_string,
+        "name": device.name,
+        "driver": device.driver_version,
+        "memory": device.global_mem_size,
+        "largest_allocation": device.max_mem_alloc_size,
+        "work_group": device.max_work_group_size,
+        "fp16": device.has_aspect_fp16,
+        "fp64": device.has_aspect_fp64,
+    }
+
+
+def _failed_import(module: str, command: str | None) -> list[str]:
+    """A problem where a module is installed and its import fails, in whatever way."""
+    if compatibility.version(module.replace("_", "-")) is None:
+        return []
+    try:
+        import_module(module)
+    except Exception as error:
+        remedy = command or compatibility.install_command(error)
+        return [f"import {module} fails ({type(error).__name__}: {error}): {remedy}"]
+    return []
+
+
+def _look_for_gpu(report: dict[str, Any], found: list[Any]) -> None:
+    if any(device.is_gpu for device in found):
+        return
+    # On a machine without one, or whose user has selected another device, it is no fault.
+    wanted = gpu.nodes() and not (found and gpu.selectors())
+    report["problems" if wanted else "notes"].append(gpu.absence())
+
+
+def _look_for_kernels(report: dict[str, Any]) -> None:
+    try:
+        signatures = [store.signature(function, **choice) for function, choice in store.catalogue()]
+        packaged = sum(store.packaged(wanted) is not None for wanted in signatures)
+        report["kernels"] = {
+            "total": len(signatures),
+            "packaged": packaged,
+            "cache": str(store.cache_folder()),
+        }
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        report["problems"].append(f"the kernels cannot be read ({error}): {REINSTALL}")
+        return
+    rest = len(signatures) - packaged
+    if not signatures:
+        report["problems"].append(f"the package has no kernels, for their Python files are missing: {REINSTALL}")
+    elif rest and not report["compiler"]:
+        report["problems"].append(
+            f"{rest} kernels are not packaged with this source and need a compiler: pip install "
+            f"'kvcache_dpex[jit]' (Python 3.9 to 3.11), or {REINSTALL}"
+        )
+
+
+def _failed_write() -> list[str]:
+    """A problem where a write on the default device raises or is wrong."""
+    device = devices.default_device().filter_string
+    try:
+        wrong = sum(differences for _, differences in check.plain_write(devices.queue_for()))
+    except Exception as error:
+        return [f"a write on {device} fails ({type(error).__name__}: {error})"]
+    return [f"a write on {device} is wrong: python -m kvcache_dpex check --device {device}"] if wrong else []
+
+
+def _print(report: dict[str, Any]) -> None:
+    kind = "kernels compile here" if report["compiler"] else "packaged SPIR-V, no compiler"
+    print(f"kvcache_dpex {report['kvcache_dpex']} on Python {report['python']}: {kind}")
+    versions = (f"{name} {version or 'not installed'}" for name, version in report["packages"].items())
+    print(f"packages: {', '.join(versions)}")
+    if report["libsycl"] is not None:
+        driver = report["opencl_driver"] or "not found"
+        print(f"SYCL runtime libsycl.so.{report['libsycl']}, OpenCL CPU driver {driver}")
+    if report["devices"]:
+        _print_devices(report["devices"])
+    if report["kernels"]:
+        kernels = report["kernels"]
+        line = "{packaged} of {total} kernels packaged with this source, cache {cache}"
+        print(line.format(**kernels))
+    for note in report["notes"]:
+        print(f"note: {note}")
+    for problem in report["problems"]:
+        print(f"problem: {problem}")
+    if not report["problems"]:
+        print(f"no problem found; the default device is {report['default_device']}")
+
+
+def _print_devices(found: list[dict[str, Any]]) -> None:
+    header = ["device", "name", "driver", "memory", "one allocation", "work-group", "fp16", "fp64"]
+    rows = [
+        [
+            device["device"],
+            device["name"],
+            device["driver"],
+            f"{device['memory'] / 2**30:.1f} GiB",
+            f"{device['largest_allocation'] / 2**30:.1f} GiB",
+            device["work_group"],
+            "yes" if device["fp16"] else "no",
+            "yes" if device["fp64"] else "no",
+        ]
+        for device in found
+    ]
+    output.print_table(header, rows)

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from .. import __version__
+from . import arguments
 
 PACKAGE = Path(__file__).parent.parent
 NAME = "kvcache-dpex"
@@ -81,14 +82,25 @@ approx = kv.dequant_cache(kq, ks)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="where to write the repository")
-    parser.add_argument("--repository", default=f"your-name/{NAME}", help="its name on the hub, for the card")
+    parser.add_argument("folder", type=Path, help="where to write the repository: a new or an empty folder")
+    parser.add_argument(
+        "--repository",
+        type=arguments.repository,
+        default=f"your-name/{NAME}",
+        help="its name on the hub, for the card, by default %(default)s",
+    )
+    parser.add_argument("--force", action="store_true", help="write into a folder that is not empty")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the repository and say how to load it."""
-    write_hub(options.folder, options.repository)
-    print(f'LOCAL_KERNELS="{options.repository}={options.folder}" makes get_kernel load it from here')
+    folder = options.folder
+    if not options.force and folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(
+            f"{folder} is not empty: name another folder, or --force to replace the repository in it"
+        )
+    write_hub(folder, options.repository)
+    print(f'LOCAL_KERNELS="{options.repository}={folder}" makes get_kernel load it from here')
     return 0
 
 

@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from ..runtime.compile import elsewhere, spirv, store
+from . import arguments, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=("list", "build", "compiler"),
-        help="build needs numba-dpex; compiler installs it into the cache folder (3 GB, some minutes)",
-    )
+    actions = parser.add_subparsers(metavar="action", dest="action", required=True)
+    text = "one line for each kernel: its name, the bytes of its SPIR-V, where that comes from, its capabilities"
+    arguments.add_json(actions.add_parser("list", help=text, description=text))
+    text = "compile every kernel into the package; needs numba-dpex"
+    arguments.add_json(actions.add_parser("build", help=text, description=text))
+    text = "install numba-dpex into the cache folder, to compile for newer Pythons too (3 GB, some minutes)"
+    actions.add_parser("compiler", help=text, description=text)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table of the kernels."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import track
-    from rich.table import Table
-
+    """Print a line for each kernel."""
     if options.action == "compiler":
         print(f"kernels are now compiled by {elsewhere.install()}")
         return 0
     if options.action == "build":
-        store.build_package(track)
-    table = Table("kernel", "bytes", "from", "capabilities", title="SPIR-V modules")
+        store.build_package()
+    found = modules()
+    if options.json:
+        output.print_json(found)
+        return 0
+    header = ["kernel", "bytes", "from", "capabilities"]
+    rows = [
+        [row["kernel"], row["bytes"], row["from"], ", ".join(row["capabilities"]) or row["error"]]
+        for row in found
+    ]
+    output.print_table(header, rows)
+    return 0
+
+
+def modules() -> list[dict[str, Any]]:
+    """Each kernel of the package with its SPIR-V, or the error where there is none."""
+    found = []
     for function, choice in store.catalogue():
+        row: dict[str, Any] = {"kernel": store.signature(function, **choice).name, "error": None}
         try:
             module = store.load(function, **choice)
         except ImportError as error:
-            table.add_row(store.signature(function, **choice).name, "", "nowhere", escape(str(error)))
-            continue
-        needs = ", ".join(spirv.capabilities(module.binary))
-        table.add_row(module.name, str(len(module.binary)), module.origin, needs)
-    Console().print(table)
-    return 0
+            row.update({"bytes": 0, "from": "nowhere", "capabilities": [], "error": str(error)})
+        else:
+            capabilities = list(spirv.capabilities(module.binary))
+            row.update({"bytes": len(module.binary), "from": module.origin, "capabilities": capabilities})
+        found.append(row)
+    return found

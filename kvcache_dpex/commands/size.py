@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
+from typing import Any
+
+from . import arguments, output
 
 BYTES_A_SCALE = 4
 # Bytes of one value, and of one scale for each (token, head), of keys and of values.
@@ -13,58 +15,63 @@ FORMATS = {
     "float8 (moved, not quantized)": (1, 0),
     "int8 with float32 scales": (1, BYTES_A_SCALE),
 }
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-layers", type=int, default=32)
-    parser.add_argument("--num-kv-heads", type=int, default=8)
-    parser.add_argument("--head-size", type=int, default=128)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--memory", type=parse_size, default=parse_size("8GiB"), help="such as 8GiB")
+    for option, default, meaning in (
+        ("--num-layers", 32, "layers of the model"),
+        ("--num-kv-heads", 8, "heads of keys and values of a layer"),
+        ("--head-size", 128, "elements of a head"),
+        ("--block-size", 16, "slots of a block"),
+    ):
+        text = f"{meaning}, by default %(default)s"
+        parser.add_argument(option, type=arguments.positive_int, default=default, metavar="N", help=text)
+    text = "for all caches, with its unit, by default %(default)s"
+    parser.add_argument("--memory", type=arguments.size, default="8GiB", metavar="SIZE", help=text)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table of the formats."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        "format",
-        "bytes a token",
-        "blocks",
-        "tokens",
-        "times smaller than float32",
-        "than float16",
-        title=f"{options.num_layers} layers, {options.num_kv_heads} heads of {options.head_size}, keys and "
-        f"values, blocks of {options.block_size}, in {options.memory / 2**30:.2f} GiB",
+    """Print a line for each format."""
+    found = plan(
+        options.num_layers, options.num_kv_heads, options.head_size, options.block_size, options.memory
     )
-    for name in FORMATS:
-        size = bytes_a_token(name, options.num_layers, options.num_kv_heads, options.head_size)
-        blocks = options.memory // (size * options.block_size)
-        row_of = {
-            other: bytes_a_token(other, options.num_layers, options.num_kv_heads, options.head_size)
-            for other in ("float32", "float16 / bfloat16")
-        }
-        table.add_row(
-            name,
-            f"{size:,}",
-            f"{blocks:,}",
-            f"{blocks * options.block_size:,}",
-            *(f"{other / size:.2f}" for other in row_of.values()),
-        )
-    Console().print(table)
+    if options.json:
+        output.print_json(found)
+        return 0
+    print(
+        f"{options.num_layers} layers, {options.num_kv_heads} heads of {options.head_size}, keys and values, "
+        f"blocks of {options.block_size}, in {options.memory:,} bytes ({options.memory / 2**30:.2f} GiB)"
+    )
+    header = ["format", "bytes a token", "blocks", "tokens", "times smaller than float32", "than float16"]
+    output.print_table(header, [_cells(row, found) for row in found])
     return 0
+
+
+def plan(
+    num_layers: int, num_kv_heads: int, head_size: int, block_size: int, memory: int
+) -> list[dict[str, Any]]:
+    """For each format the bytes of one token, and the whole blocks and the tokens that fit into `memory` bytes."""
+    found = []
+    for name in FORMATS:
+        size = bytes_a_token(name, num_layers, num_kv_heads, head_size)
+        blocks = memory // (size * block_size)
+        found.append(
+            {
+                "format": name,
+                "bytes_per_token": size,
+                "num_blocks": blocks,
+                "num_tokens": blocks * block_size,
+            }
+        )
+    return found
+
+
+def _cells(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    """A row of the table; float32 and float16 are the first two formats."""
+    ratios = [other["bytes_per_token"] / row["bytes_per_token"] for other in rows[:2]]
+    numbers = [row["bytes_per_token"], row["num_blocks"], row["num_tokens"]]
+    return [row["format"], *(f"{number:,}" for number in numbers), *(f"{ratio:.2f}" for ratio in ratios)]
 
 
 def bytes_a_token(name: str, num_layers: int, num_kv_heads: int, head_size: int) -> int:
@@ -75,15 +82,3 @@ def bytes_a_token(name: str, num_layers: int, num_kv_heads: int, head_size: int)
     """
     value_bytes, scale_bytes = FORMATS[name]
     return 2 * num_layers * num_kv_heads * (head_size * value_bytes + scale_bytes)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as 8GiB, 500MB or 1024.
-
-    >>> parse_size("8GiB")
-    8589934592
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
-    if match is None or match[2] not in _UNITS:
-        raise argparse.ArgumentTypeError(f"a size must look like 8GiB or 500MB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2]])

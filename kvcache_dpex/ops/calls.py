@@ -36,17 +36,19 @@ class Plan(NamedTuple):
     local_size: tuple[int, ...]
 
 
-def launch_of(plan: Plan) -> Launched:
-    """The launch of a plan, its kernel found or compiled."""
-    module = store.load(plan.kernel, **plan.types)
-    return launch.Launch(module, plan.queue, plan.scalars, plan.global_size, plan.local_size)
+def launch_of(
+    plan: Plan, load: Callable[..., store.Module] = store.load, new: Callable[..., Launched] = launch.Launch
+) -> Launched:
+    """The launch of a plan, its kernel found or compiled by `load`."""
+    module = load(plan.kernel, **plan.types)
+    return new(module, plan.queue, plan.scalars, plan.global_size, plan.local_size)
 
 
 class Settings(NamedTuple):
     """What tests and benchmarks may replace; see `using`."""
 
     launch: Callable[[Plan], Launched] = launch_of
-    variant: str | None = None
+    variant: str | None = None  # a kernel to take wherever it fits; elsewhere the last variant
 
 
 settings = Settings()
@@ -64,7 +66,7 @@ class Kind(dict):
     def __init__(self, operation: Operation, operands: Sequence[Operand | None], options: tuple) -> None:
         super().__init__()
         self._operation, self._operands, self._options = operation, operands, options
-        self._by_alignment: dict[tuple[int, ...], Launched] = {}
+        self._by_alignment: dict[int, Launched] = {}
         kinds = [array.kind for array in operation.arrays]
         self._guard = Guard(
             [array.name for array in operation.arrays], kinds, operands, operation.may_overlap

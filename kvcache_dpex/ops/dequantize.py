@@ -1,19 +1,19 @@
-"""dequant_cache: int8 codes and their scales as floating-point values again."""
+"""dequant_cache: codes and their scales as floating-point values again."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
-from ..kernels.dequantize import dequantize
-from ..kernels.dequantize_any import dequantize_any
-from ..kernels.dequantize_spread import dequantize_spread
-from ..layout import contiguous_strides
+from ..kernels.dequantize_cpu import dequantize_cpu
+from ..kernels.dequantize_gpu import dequantize_gpu
+from ..kernels.dequantize_strided import dequantize_strided
 from ..runtime.launch.arrays import Operand
 from . import validate
 from .calls import Plan, Result
 from .declaration import Array, DType, Written
-from .geometry import head_groups, row_groups
+from .groups import head_groups, row_groups
 from .operation import operation
+from .plan import Variant, across_items, anywhere, choose, merged, plan_of, within_items
 
 
 def _check(q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand | None) -> None:
@@ -39,30 +39,20 @@ def _result(q: Operand, dtype: Any, blocks: Operand | None, **others: Any) -> Re
 
 
 def _plan(
-    q: Operand,
-    scales: Operand,
-    dtype: Any,
-    blocks: Operand | None,
-    out: Operand,
-    alignment: tuple[int, int],
+    q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand, alignment: int
 ) -> Plan | None:
     if 0 in out.shape:
         return None
     chosen = None if blocks is None else validate.blocks(blocks)
-    merged = validate.leading_axes_merged("out", out, len(out.shape) - 3)
-    operands = (
-        q,
-        validate.scales("scales", scales, "q", q),
-        chosen,
-        merged,
-        validate.float_type("out", out, dtype),
-    )
-    of_codes, of_out = alignment
-    fast = _in_runs(*operands) if of_codes % 8 == 0 and of_out % 16 == 0 else None
-    return fast or _any(*operands)
+    value_type = validate.float_type("out", out, dtype)
+    types = {"value": value_type, "code": "int8", "block": chosen.dtype_name if chosen else "int64"}
+    scales = validate.scales("scales", scales, "q", q)
+    out = validate.leading_axes_merged("out", out, len(out.shape) - 3)
+    operands = q, scales, chosen, out, types, alignment
+    return choose(VARIANTS, q.queue.sycl_device, value_type, q.shape[3], *operands)
 
 
-@operation(_check, _plan, result=_result, aligned=["q", "out"])
+@operation(_check, _plan, result=_result, aligned="q out")
 def dequant_cache(
     q: Array, scales: Array, *, dtype: DType = None, blocks: Array = None, out: Written = None
 ) -> Any:
@@ -102,67 +92,80 @@ def dequant_cache(
     """
 
 
-def _in_runs(
-    codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, value_type: str
+def _whole_rows(
+    kernel: Callable,
+    codes: Operand,
+    scales: Operand,
+    chosen: Operand | None,
+    out: Operand,
+    types: dict[str, str],
+    alignment: int,
 ) -> Plan | None:
-    """Blocks of contiguous rows of whole runs; None if not so."""
-    num_blocks, block_size, num_kv_heads, head_size = codes.shape
-    kernel, unit, step, per_item = _kernel_of(codes.queue, value_type)
-    rows = block_size * num_kv_heads
-    if (
-        head_size % step
-        or codes.strides[0] % unit
-        or codes.strides[1:] != contiguous_strides(codes.shape)[1:]
-        or scales.strides[1:] != contiguous_strides(scales.shape)[1:]
-        or out.strides != contiguous_strides(out.shape)
-    ):
+    """Blocks of evenly spaced rows of contiguous values; None if not so."""
+    operands = [merged(each, 1) for each in (codes, scales, out)]
+    if None in operands:
         return None
-    strides = (codes.strides[0] // unit, scales.strides[0])
-    blocks_out = out.shape[0]
-    if chosen is None and strides == (rows * head_size // unit, rows):
-        # All blocks in a row are one block to the kernel.
-        rows, num_blocks, blocks_out = rows * num_blocks, 1, 1
-    scalars = (
-        int(chosen is not None),
-        num_blocks,
-        head_size // step,
-        rows,
-        chosen.strides[0] if chosen else 0,
-        *strides,
+    if chosen is None:
+        joined = [merged(each, 0) for each in operands]
+        if None not in joined:  # all blocks as one
+            operands = [_as_one_block(each) for each in joined if each]
+    codes, scales, out = (each for each in operands if each)
+    head_size, per_item = codes.shape[2], 4 if kernel is dequantize_cpu else 16
+    if head_size % 4:
+        return None
+    items, local = row_groups(codes.queue, -(-head_size // per_item), codes.shape[1])
+    return plan_of(
+        kernel,
+        types,
+        ((*items, out.shape[0]), (*local, 1)),
+        alignment,
+        codes=codes,
+        scales=scales,
+        blocks=chosen,
+        out=out,
+        listed=int(chosen is not None),
+        num_blocks=codes.shape[0],
+        rows=codes.shape[1],
+        head_size=head_size,
     )
-    types = {"value": value_type, "block": chosen.dtype_name if chosen else "int64"}
-    (items, all_rows), (local_items, local_rows) = row_groups(codes.queue, -(-head_size // per_item), rows)
-    groups = (items, all_rows, blocks_out), (local_items, local_rows, 1)
-    return Plan(kernel, types, codes.queue, scalars, *groups)
 
 
-def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int, int]:
-    """The kernel for whole blocks that suits a device, and how many codes its strides, a row's length and
-    an item count.
-    """
-    # A CPU converts neighbouring halves together, others one by one.
-    if queue.sycl_device.is_cpu and value_type != "float16":
-        return dequantize_spread, 1, 4, 4
-    run = 4 if value_type == "float32" else 8
-    return dequantize, run, run, 2 * run
+def _as_one_block(operand: Operand) -> Operand:
+    return operand._replace(shape=(1, *operand.shape), strides=(0, *operand.strides))
 
 
-def _any(codes: Operand, scales: Operand, chosen: Operand | None, out: Operand, value_type: str) -> Plan:
+def _strided(
+    kernel: Callable,
+    codes: Operand,
+    scales: Operand,
+    chosen: Operand | None,
+    out: Operand,
+    types: dict[str, str],
+    alignment: int,
+) -> Plan | None:
     """Any sizes and strides, a value an item."""
     num_slots = out.shape[0] * out.shape[1]
     if num_slots >= 2**32:
         raise ValueError(f"`out` must have fewer than 2**32 slots, got {num_slots}; decode fewer blocks")
-    scalars = (
-        int(chosen is not None),
-        codes.shape[0],
-        num_slots,
-        codes.shape[1],
-        codes.shape[3],
-        chosen.strides[0] if chosen else 0,
-        *codes.strides,
-        *scales.strides,
-        *out.strides,
+    return plan_of(
+        kernel,
+        types,
+        head_groups(codes.queue, codes.shape[3:], codes.shape[2], num_slots),
+        alignment,
+        codes=codes,
+        scales=scales,
+        blocks=chosen,
+        out=out,
+        listed=int(chosen is not None),
+        num_blocks=codes.shape[0],
+        num_slots=num_slots,
+        block_size=codes.shape[1],
+        head_size=codes.shape[3],
     )
-    types = {"value": value_type, "block": chosen.dtype_name if chosen else "int64"}
-    groups = head_groups(codes.queue, codes.shape[3:], codes.shape[2], num_slots)
-    return Plan(dequantize_any, types, codes.queue, scalars, *groups)
+
+
+VARIANTS = (
+    Variant(dequantize_cpu, across_items, _whole_rows),
+    Variant(dequantize_gpu, within_items, _whole_rows),
+    Variant(dequantize_strided, anywhere, _strided),
+)

@@ -61,7 +61,7 @@ def operation(
     plan: Callable[..., Plan | None],
     *,
     result: Callable[..., Result] | None = None,
-    aligned: Sequence[str] = (),
+    aligned: str = "",
     may_overlap: Sequence[tuple[str, str]] = (),
     before: Callable[..., None] | None = None,
 ) -> Callable[[Function], Function]:
@@ -78,8 +78,8 @@ def operation(
     result
         Called like the check where the operation returns an array, which it declares as ``out``.
     aligned
-        Groups of arrays, as space-separated names; ``alignment`` has, for each, the common alignment of their
-        addresses in bytes, 16 at most.
+        Names of arrays, space-separated; ``alignment`` is what their addresses are multiples of, in bytes, 16 at
+        most.
     may_overlap
         Pairs of written arrays that may share memory as long as they do not start at the same address. Any
         other overlap between a written array and another argument is refused.
@@ -111,7 +111,7 @@ class Operation:
         check: Callable,
         plan: Callable,
         result: Callable[..., Result] | None,
-        aligned: Sequence[str],
+        aligned: str,
         may_overlap: Sequence[tuple[str, str]],
         before: Callable | None,
     ) -> None:
@@ -126,7 +126,7 @@ class Operation:
         self.may_overlap = may_overlap
         self._readers = [(_READERS[array.kind, array.optional], array.name) for array in self.arrays]
         names = [array.name for array in self.arrays]
-        self._aligned = [[names.index(name) for name in group.split()] for group in aligned]
+        self._aligned = [names.index(name) for name in aligned.split()]
         self._out = names.index("out") if "out" in names else None
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self._positional = [
@@ -183,12 +183,10 @@ class Operation:
         launched(addresses, given)
         return None if self._out is None else given[self._out]
 
-    def alignment_of(self, addresses: Sequence[int]) -> tuple[int, ...]:
-        """For each group of `aligned`, the largest power of two, 16 at most, that divides its addresses."""
-        bits = [
-            functools.reduce(operator.or_, (addresses[at] for at in group), 16) for group in self._aligned
-        ]
-        return tuple([each & -each for each in bits])
+    def alignment_of(self, addresses: Sequence[int]) -> int:
+        """The largest power of two, 16 at most, that divides the addresses of the arrays in `aligned`."""
+        bits = functools.reduce(operator.or_, (addresses[at] for at in self._aligned), 16)
+        return bits & -bits
 
     def validate(self, operands: Sequence[Operand | None], options: tuple) -> None:
         """Raise where the metadata of the arguments shows that they do not fit."""

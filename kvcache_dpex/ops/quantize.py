@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable
 
-from ..kernels.quantize_any import quantize_any
-from ..kernels.quantize_lanes import quantize_lanes
-from ..kernels.quantize_rows import quantize_rows
-from ..kernels.quantize_spread import quantize_spread
-from ..layout import uniform_slot_stride
+from ..kernels.quantize_cpu import quantize_cpu
+from ..kernels.quantize_gpu import quantize_gpu
+from ..kernels.quantize_strided import quantize_strided
 from ..runtime.launch.arrays import Operand
 from . import validate
 from .calls import Plan
 from .declaration import Array, DType, Written
-from .geometry import CPU_VECTOR, group_limit, lane_groups, round_up
+from .groups import CPU_VECTOR, group_limit, lane_groups, round_up
 from .operation import operation
+from .plan import Variant, across_items, anywhere, choose, fills_vectors, merged, plan_of, within_items
 
 MAX_LANES = 32
 
@@ -59,21 +59,21 @@ def _plan(
     slot_mapping: Operand,
     dtype: Any,
     check_slots: bool,
-    alignment: tuple[int, int],
+    alignment: int,
 ) -> Plan | None:
     if slot_mapping.shape[0] == 0 or 0 in kq.shape[:3]:
         return None
+    value_type = validate.float_type("key", key, dtype)
+    types = {"value": value_type, "code": "int8", "slot": slot_mapping.dtype_name}
     by_block = validate.scales("ks", ks, "kq", kq), validate.scales("vs", vs, "vq", vq)
-    operands = key, value, kq, vq, *by_block, slot_mapping, validate.float_type("key", key, dtype)
-    of_rows, of_codes = alignment
-    fast = _in_lanes(*operands) if of_rows % 16 == 0 and of_codes % 8 == 0 else None
-    return fast or _in_groups(*operands)
+    operands = key, value, kq, vq, *by_block, slot_mapping, types, alignment
+    return choose(VARIANTS, key.queue.sycl_device, value_type, key.shape[2], *operands)
 
 
 @operation(
     _check,
     _plan,
-    aligned=["key value", "kq vq"],
+    aligned="key value kq vq",
     may_overlap=[("kq", "vq"), ("ks", "vs")],
     before=_require_slots,
 )
@@ -135,6 +135,7 @@ def reshape_and_cache_quant(
 
 
 def _in_lanes(
+    kernel: Callable,
     k: Operand,
     v: Operand,
     kq: Operand,
@@ -142,47 +143,35 @@ def _in_lanes(
     ks: Operand,
     vs: Operand,
     slots: Operand,
-    value_type: str,
+    types: dict[str, str],
+    alignment: int,
 ) -> Plan | None:
     """Heads of whole sixteens in evenly spaced slots; None if not so."""
-    if v.shape != k.shape or k.shape[2] % 16 or any(operand.strides[-1] != 1 for operand in (k, v, kq, vq)):
+    caches = [merged(each, 0) for each in (kq, vq, ks, vs)]
+    num_tokens, num_kv_heads, lanes = slots.shape[0], k.shape[1], k.shape[2] // 16
+    if k.shape != v.shape or k.shape[2] % 16 or lanes > MAX_LANES or None in caches:
         return None
-    kernel, unit, vector = _kernel_of(k.queue, value_type)
-    num_tokens, num_kv_heads, head_size = slots.shape[0], *k.shape[1:]
-    strides = [k.strides[0], k.strides[1], v.strides[0], v.strides[1]]
-    scale_strides = []
-    for codes, scales in ((kq, ks), (vq, vs)):
-        codes_slot = uniform_slot_stride(codes.shape, codes.strides)
-        scales_slot = uniform_slot_stride(scales.shape, scales.strides)
-        if codes_slot is None or scales_slot is None:
-            return None
-        strides += [codes_slot, codes.strides[2]]
-        scale_strides += [scales_slot, scales.strides[2]]
-    lanes = head_size // 16
-    if lanes == 0 or lanes > MAX_LANES or lanes % vector or any(stride % unit for stride in strides):
-        return None
-    scalars = (
-        num_tokens,
-        num_kv_heads,
-        lanes,
-        kq.shape[0] * kq.shape[1],
-        slots.strides[0],
-        *(stride // unit for stride in strides),
-        *scale_strides,
+    return plan_of(
+        kernel,
+        types,
+        lane_groups(k.queue, lanes, num_kv_heads, num_tokens),
+        alignment,
+        key=k,
+        value=v,
+        key_codes=caches[0],
+        value_codes=caches[1],
+        key_scales=caches[2],
+        value_scales=caches[3],
+        slot_mapping=slots,
+        num_tokens=num_tokens,
+        num_kv_heads=num_kv_heads,
+        num_slots=kq.shape[0] * kq.shape[1],
+        lanes=lanes,
     )
-    types = {"value": value_type, "slot": slots.dtype_name}
-    return Plan(kernel, types, k.queue, scalars, *lane_groups(k.queue, lanes, num_kv_heads, num_tokens))
-
-
-def _kernel_of(queue: Any, value_type: str) -> tuple[Callable, int, int]:
-    """The kernel of lanes that suits a device, what its strides count, and of what lanes are a multiple."""
-    if not queue.sycl_device.is_cpu:
-        return quantize_lanes, 8, 1
-    # A CPU converts neighbouring halves together, others one by one.
-    return (quantize_lanes, 8, CPU_VECTOR) if value_type == "float16" else (quantize_spread, 1, CPU_VECTOR)
 
 
 def _in_groups(
+    kernel: Callable,
     k: Operand,
     v: Operand,
     kq: Operand,
@@ -190,38 +179,57 @@ def _in_groups(
     ks: Operand,
     vs: Operand,
     slots: Operand,
-    value_type: str,
-) -> Plan:
-    """Any sizes and strides, a work-group for each token and head."""
+    types: dict[str, str],
+    alignment: int,
+    *,
+    step: str,
+) -> Plan | None:
+    """Any sizes and strides, a work-group for each token and head; with step 1, contiguous heads only."""
     if kq.shape[0] * kq.shape[1] >= 2**32:
         raise ValueError(
             "`kq` must have fewer than 2**32 slots unless its heads are contiguous multiples of 16 values, "
             f"got {kq.shape[0]} blocks of {kq.shape[1]}"
         )
-    device, largest = k.queue.sycl_device, max(k.shape[2], v.shape[2])
-    lanes = min(round_up(-(-largest // 8), CPU_VECTOR), group_limit(device))
-    if largest > 8 * lanes:
+    device, sizes = k.queue.sycl_device, (k.shape[2], v.shape[2])
+    lanes = min(round_up(-(-max(sizes) // 8), CPU_VECTOR), group_limit(device))
+    if max(sizes) > 8 * lanes:
         raise ValueError(
-            f"`key` and `value` must have heads of at most {8 * lanes} values on {device.name}, got {largest}"
+            f"`key` and `value` must have heads of at most {8 * lanes} values on {device.name}, "
+            f"got {max(sizes)}"
         )
-    operands: tuple[Operand, ...] = (k, v, kq, vq)
-    rows = _whole_rows(operands, lanes)
-    if rows:
-        operands = tuple(operand._replace(strides=operand.strides[:-1]) for operand in operands)
-    scalars = (
-        lanes,
-        kq.shape[0] * kq.shape[1],
-        kq.shape[1],
-        k.shape[2],
-        v.shape[2],
-        slots.strides[0],
-        *(stride for operand in (*operands, ks, vs) for stride in operand.strides),
+    if step == "1" and min(sizes) < lanes:
+        return None
+    return plan_of(
+        kernel,
+        {**types, "step": step},
+        ((lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1)),
+        alignment,
+        key=k,
+        value=v,
+        key_codes=kq,
+        value_codes=vq,
+        key_scales=ks,
+        value_scales=vs,
+        slot_mapping=slots,
+        num_slots=kq.shape[0] * kq.shape[1],
+        block_size=kq.shape[1],
+        key_size=sizes[0],
+        value_size=sizes[1],
+        lanes=lanes,
     )
-    kernel = quantize_rows if rows else quantize_any
-    types = {"value": value_type, "slot": slots.dtype_name}
-    return Plan(kernel, types, k.queue, scalars, (lanes, k.shape[1], slots.shape[0]), (lanes, 1, 1))
 
 
-def _whole_rows(operands: tuple[Operand, ...], lanes: int) -> bool:
-    """Whether every row has contiguous values, at least one for each item."""
-    return all(operand.strides[-1] == 1 and operand.shape[-1] >= lanes for operand in operands)
+def _spread(device: Any, value_type: str, head_size: int) -> bool:
+    return across_items(device, value_type) and fills_vectors(device, head_size, 16)
+
+
+def _in_eights(device: Any, value_type: str, head_size: int) -> bool:
+    return within_items(device, value_type) and fills_vectors(device, head_size, 16)
+
+
+VARIANTS = (
+    Variant(quantize_cpu, _spread, _in_lanes),
+    Variant(quantize_gpu, _in_eights, _in_lanes),
+    Variant(quantize_strided, anywhere, partial(_in_groups, step="1")),
+    Variant(quantize_strided, anywhere, partial(_in_groups, step="any")),
+)

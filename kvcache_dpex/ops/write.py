@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ..kernels.scatter import scatter
+from ..kernels.scatter_cpu import scatter_cpu
+from ..kernels.scatter_gpu import scatter_gpu
 from ..kernels.scatter_strided import scatter_strided
-from ..kernels.scatter_words import scatter_words
-from ..layout import uniform_slot_stride
+from ..runtime.compile import parameters
 from ..runtime.launch.arrays import Operand
 from . import validate
 from .calls import Plan
 from .declaration import Array, Written
-from .geometry import head_groups, row_groups, vector_groups
+from .groups import head_groups, row_groups, vector_groups
 from .operation import operation
+from .plan import Variant, across_items, anywhere, choose, in_units, merged, plan_of, within_items
 
-_UNIT = 16  # the alignment of pointers that is looked at, in bytes
+_UNIT = 16  # bytes, the widest access of an item
 
 
 def _check(
@@ -53,18 +54,18 @@ def _plan(
     value_cache: Operand,
     slot_mapping: Operand,
     check_slots: bool,
-    alignment: tuple[int],
+    alignment: int,
 ) -> Plan | None:
     if slot_mapping.shape[0] == 0 or 0 in key_cache.shape[:3]:
         return None
     operands = key, value, key_cache, value_cache, slot_mapping
-    return _whole_rows(*operands, *alignment) or _strided(*operands, *alignment)
+    return choose(VARIANTS, key.queue.sycl_device, None, None, *operands, alignment)
 
 
 @operation(
     _check,
     _plan,
-    aligned=["key value key_cache value_cache"],
+    aligned="key value key_cache value_cache",
     may_overlap=[("key_cache", "value_cache")],
     before=_require_slots,
 )
@@ -127,86 +128,80 @@ def reshape_and_cache(
 
 
 def _whole_rows(
-    k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
+    kernel: Callable, k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
 ) -> Plan | None:
     """Rows that are contiguous in whole units and slots that are evenly spaced; None if not so."""
-    kernel, unit, groups = _kernel_of(k.queue)
-    row = k.shape[1] * k.shape[2]
-    strides = [k.strides[0], v.strides[0]]
-    for rows, cache in ((k, kc), (v, vc)):
-        slot_stride = uniform_slot_stride(cache.shape, cache.strides)
-        if slot_stride is None or rows.shape != k.shape:
-            return None
-        if not (_is_one_run(rows) and _is_one_run(cache)):
-            return None
-        strides.append(slot_stride)
-    if alignment % unit or any(count * k.itemsize % unit for count in (row, *strides)):
+    rows, caches = [merged(each, 1) for each in (k, v)], [merged(merged(each, 2), 0) for each in (kc, vc)]
+    unit = parameters.parse(kernel.__annotations__["key"]).unit
+    row, rest = divmod(k.shape[1] * k.shape[2] * k.itemsize, unit)
+    if k.shape != v.shape or rest or None in (*rows, *caches):
         return None
-    units = row * k.itemsize // unit
     num_tokens = slots.shape[0]
-    scalars = (
-        num_tokens,
-        units,
-        kc.shape[0] * kc.shape[1],
-        slots.strides[0],
-        *(stride * k.itemsize // unit for stride in strides),
+    groups = vector_groups if kernel is scatter_cpu else row_groups
+    return plan_of(
+        kernel,
+        {"slot": slots.dtype_name},
+        groups(k.queue, row, num_tokens),
+        alignment,
+        key=rows[0],
+        value=rows[1],
+        key_cache=caches[0],
+        value_cache=caches[1],
+        slot_mapping=slots,
+        num_tokens=num_tokens,
+        num_slots=kc.shape[0] * kc.shape[1],
+        row=row,
     )
-    types = {"slot": slots.dtype_name}
-    return Plan(kernel, types, k.queue, scalars, *groups(k.queue, units, num_tokens))
 
 
-def _kernel_of(queue: Any) -> tuple[Callable, int, Callable]:
-    """The kernel for whole rows that suits a device, the bytes of its units, and its work-groups."""
-    return (scatter_words, 8, vector_groups) if queue.sycl_device.is_cpu else (scatter, 16, row_groups)
-
-
-def _strided(k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int) -> Plan:
+def _strided(
+    kernel: Callable, k: Operand, v: Operand, kc: Operand, vc: Operand, slots: Operand, alignment: int
+) -> Plan | None:
     """Any strides, by the widest word that they, the head sizes and the pointers allow."""
     if kc.shape[0] * kc.shape[1] >= 2**32:
         raise ValueError(
             f"`key_cache` must have fewer than 2**32 slots unless its rows are contiguous multiples of "
             f"{_UNIT} bytes, got {kc.shape[0]} blocks of {kc.shape[1]}"
         )
-    heads = k.shape[1]
-    if all(_is_one_run(operand) for operand in (k, v, kc, vc)):
-        k, v, kc, vc = (_merge_heads(operand) for operand in (k, v, kc, vc))
-        heads = 1
-    lengths = [alignment, k.shape[-1] * k.itemsize, v.shape[-1] * v.itemsize]
-    for operand in (k, v, kc, vc):
-        lengths += [abs(stride) * operand.itemsize for stride in operand.strides[:-1]]
-    contiguous = all(operand.strides[-1] == 1 for operand in (k, v, kc, vc))
+    operands = [k, v, kc, vc]
+    whole = [merged(each, len(each.shape) - 2) for each in operands]
+    if None not in whole:  # all heads as one
+        operands = [_with_one_head(each) for each in whole if each]
     word = k.itemsize
-    while contiguous and word < 8 and not any(length % (2 * word) for length in lengths):
-        word *= 2
-    per_word = word // k.itemsize
-
-    def words(strides: tuple[int, ...]) -> tuple[int, ...]:
-        return (*(stride // per_word for stride in strides[:-1]), strides[-1])
-
-    scalars = (
-        slots.shape[0],
-        kc.shape[0] * kc.shape[1],
-        kc.shape[1],
-        k.shape[-1] // per_word,
-        v.shape[-1] // per_word,
-        slots.strides[0],
-        *words(k.strides),
-        *words(v.strides),
-        *words(kc.strides),
-        *words(vc.strides),
+    while word < 8 and alignment % (2 * word) == 0:
+        wider = [in_units(each, 2 * word) for each in operands]
+        if None in wider:
+            break
+        operands, word = [each for each in wider if each], 2 * word
+    key, value, key_cache, value_cache = operands
+    sizes, num_tokens = (key.shape[-1], value.shape[-1]), slots.shape[0]
+    return plan_of(
+        kernel,
+        {"word": f"uint{8 * word}", "slot": slots.dtype_name},
+        head_groups(k.queue, sizes, key.shape[1], num_tokens),
+        alignment,
+        key=key,
+        value=value,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        slot_mapping=slots,
+        num_tokens=num_tokens,
+        num_slots=kc.shape[0] * kc.shape[1],
+        block_size=kc.shape[1],
+        key_size=sizes[0],
+        value_size=sizes[1],
     )
-    types = {"word": f"uint{8 * word}", "slot": slots.dtype_name}
-    sizes = (k.shape[-1] // per_word, v.shape[-1] // per_word)
-    groups = head_groups(k.queue, sizes, heads, slots.shape[0])
-    return Plan(scatter_strided, types, k.queue, scalars, *groups)
 
 
-def _is_one_run(operand: Operand) -> bool:
-    """Whether a row's heads follow one another without a gap."""
-    return operand.strides[-1] == 1 and operand.strides[-2] == operand.shape[-1]
+def _with_one_head(operand: Operand) -> Operand:
+    """Rows as one head each."""
+    *outer, row = operand.shape
+    *strides, last = operand.strides
+    return operand._replace(shape=(*outer, 1, row), strides=(*strides, row, last))
 
 
-def _merge_heads(operand: Operand) -> Operand:
-    *outer, heads, size = operand.shape
-    row = heads * size
-    return operand._replace(shape=(*outer, 1, row), strides=(*operand.strides[:-2], row, operand.strides[-1]))
+VARIANTS = (
+    Variant(scatter_cpu, across_items, _whole_rows),
+    Variant(scatter_gpu, within_items, _whole_rows),
+    Variant(scatter_strided, anywhere, _strided),
+)

@@ -125,13 +125,39 @@ def test_a_torch_that_another_thread_is_importing(monkeypatch):
         ("libsycl.so.8: cannot open shared object file", 8, "pip install 'intel-sycl-rt==2025.*'"),
         ("libmkl_sycl_blas.so.6: cannot open", 9, "pip install 'onemkl-sycl-blas==2026.*'"),
         ("libtbb.so.12: cannot open shared object file", 9, "pip install tbb"),
-        ("libother.so.1: cannot open shared object file", 9, "pip install dpctl dpnp"),
     ],
 )
 def test_the_command_for_a_failed_import(monkeypatch, error, libsycl, command):
     """In the release that the installed dpctl needs, which pip would not choose by itself."""
+    monkeypatch.setattr(compatibility, "version", lambda name: None)
     monkeypatch.setattr(libraries, "linked_sycl_version", lambda: libsycl)
     assert compatibility.install_command(ImportError(error)) == command
+
+
+@pytest.mark.parametrize("error", ["libother.so.1: cannot open shared object file", "numpy.dtype size changed"])
+def test_the_command_for_a_failed_import_of_installed_packages(monkeypatch, error):
+    """`pip install dpctl dpnp` would do nothing."""
+    monkeypatch.setattr(compatibility, "version", {"dpctl": "0.22.1", "dpnp": "0.20.0"}.get)
+    command = "pip install --force-reinstall --no-deps dpctl==0.22.1 dpnp==0.20.0"
+    assert compatibility.install_command(ImportError(error)) == command
+
+
+@pytest.mark.parametrize(
+    ("dpctl", "dpnp", "built"),
+    [
+        ("0.17.0", "0.20.0", "0.15.0"),
+        ("0.22.1", "0.19.1", "0.20.0"),
+        ("0.22.2", "0.20.3", None),
+        ("0.17.0", "0.15.0", None),
+        ("0.30.0", "0.20.0", None),
+        (None, "0.20.0", None),
+        ("0.22.1", None, None),
+    ],
+)
+def test_a_dpnp_that_was_built_with_another_dpctl(monkeypatch, dpctl, dpnp, built):
+    monkeypatch.setattr(compatibility, "version", {"dpctl": dpctl, "dpnp": dpnp}.get)
+    found = built and f"dpnp {dpnp} was not built with dpctl {dpctl}: pip install dpnp=={built}"
+    assert compatibility.odd_pair() == found
 
 
 def test_this_process_matches():

@@ -139,6 +139,29 @@ def test_flash_and_out_compile():
     torch._dynamo.reset()
 
 
+@needs_compiler
+def test_scales_made_in_the_graph_are_written():
+    """They are arguments that the operation changes, so inductor must not take them for zeros."""
+
+    def step(key, value, kq, vq, slots):
+        ks, vs = torch.zeros(5, 4, 2), torch.zeros(5, 4, 2)
+        kv.reshape_and_cache_flash(key, value, kq, vq, slots, "int8_per_token_head", ks, vs)
+        return ks + 0, vs + 0
+
+    torch._dynamo.reset()
+    rows = torch.randn(2, 6, 2, 16)
+    mine, again = (
+        kv.empty_quant_cache(5, 4, 2, 16, device="cpu"),
+        kv.empty_quant_cache(5, 4, 2, 16, device="cpu"),
+    )
+    expected = step(*rows, *mine[:2], SLOTS)
+    found = torch.compile(step, fullgraph=True, backend="inductor")(*rows, *again[:2], SLOTS)
+    for one, other in zip((*expected, *mine), (*found, *again)):
+        assert torch.equal(one, other)
+    assert expected[0].any()
+    torch._dynamo.reset()
+
+
 def test_gradients_are_refused_while_compiling():
     key, value, *caches = contiguous_case()
     compiled = torch.compile(kv.reshape_and_cache, fullgraph=True, backend="aot_eager")

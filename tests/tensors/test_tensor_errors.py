@@ -215,6 +215,14 @@ def test_allocation_takes_names_and_numpy_integers():
         kv.empty_cache(4, 8, 2, 16, dtype="quick", device="cpu")
 
 
+def test_allocation_of_values_with_a_head_size_of_their_own():
+    kq, vq, ks, vs = kv.empty_quant_cache(4, 8, 2, 16, value_head_size=24, device="cpu")
+    assert (kq.shape, vq.shape) == ((4, 8, 2, 16), (4, 8, 2, 24))
+    assert ks.shape == vs.shape == (32, 2)
+    with pytest.raises(ValueError, match="`value_head_size` must be >= 1, got 0"):
+        kv.empty_cache(4, 8, 2, 16, value_head_size=0, device="cpu")
+
+
 class Device:
     is_cpu = True
     name = "a CPU"

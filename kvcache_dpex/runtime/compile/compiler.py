@@ -1,4 +1,4 @@
-"""Compiles a kernel to SPIR-V. It and `lowering` alone know numba and LLVM."""
+"""Compiles a kernel to SPIR-V. It, `lowering` and `lowering_views` alone know numba and LLVM."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ def available() -> bool:
 
 @functools.cache
 def fingerprint() -> str:
-    """What changes the SPIR-V of an unchanged kernel: the compiler's version, this file and `lowering`.
+    """What changes the SPIR-V of an unchanged kernel: the compiler's version, and the files that compile.
 
     Raises OSError where the package comes without its source.
     """
     read: Any = __spec__.loader
-    files = (Path(__file__).with_name(name) for name in ("compiler.py", "lowering.py"))
+    names = "compiler.py", "lowering.py", "lowering_views.py", "parameters.py"
+    files = (Path(__file__).with_name(name) for name in names)
     return VERSION + "".join(read.get_data(str(file)).decode() for file in files)
 
 
 def compile_kernel(
     function: Callable,
     index_space: str,
-    arguments: tuple[str, ...],
+    parameters: tuple[str, ...],
     entry: str,
     helpers: tuple[Callable, ...],
     in_record: bool = False,
 ) -> bytes:
-    """SPIR-V of `function` for argument types such as ``"uint64*"`` and ``"int64"``.
+    """SPIR-V of `function` for argument types such as ``"float32[token, head]"`` and ``"int64"``.
 
     `index_space` is ``"item[n]"``, or ``"nditem[n]"`` where the kernel asks for its work-group; `helpers`
     are the plain functions that it calls.
 
-    The module has one entry point, named `entry`, and takes exactly these arguments: a pointer is
-    one argument, not the five of a numba-dpex array. With `in_record` it takes one, the address of a
-    record in memory of them all. No setting of numba or numba-dpex changes the result.
+    The module has one entry point, named `entry`. It takes what `parameters.flattened` lists: a pointer
+    is one argument, not the five of a numba-dpex array. With `in_record` it takes one argument, the
+    address of a record in memory of them all. No setting of numba or numba-dpex changes the result.
     """
     if fingerprint() != fingerprint.__wrapped__():
         raise RuntimeError("the compiler of kvcache_dpex was edited after it was imported: restart Python")
@@ -66,17 +67,15 @@ def compile_kernel(
     from numba_dpex.core.types.kernel_api.index_space_ids import ItemType, NdItemType
     from numba_dpex.kernel_api_impl.spirv.spirv_generator import llvm_to_spirv
 
-    from . import lowering
+    from . import lowering, lowering_views
 
     for helper in helpers:
         lowering.allow_helper(helper)
     kind, dimensions = index_space.rstrip("]").split("[")
     index = {"item": ItemType, "nditem": NdItemType}[kind](int(dimensions))
-    kinds = tuple(lowering.numba_type(argument) for argument in arguments)
-    if in_record:
-        function, kinds = lowering.in_record(function, kinds)
+    outermost, kinds = lowering_views.outermost(function, parameters, in_record)
     with global_compiler_lock, _own_settings():
-        dispatcher = numba_dpex.kernel(function)
+        dispatcher = numba_dpex.kernel(outermost)
         result = dispatcher._compiler.compile((index, *kinds), types.void)
         module = _clean(str(result.library.final_module), result.kernel_device_ir_module.kernel_name, entry)
         result.target_context.extra_compile_options[_llvm_spirv_options()] = [

@@ -104,9 +104,9 @@ def serve() -> None:
     if not compiler.available():
         raise ImportError(f"numba-dpex is not installed there: {REMEDY}")
     wanted = store.Signature(*request["wanted"])
-    wanted = wanted._replace(arguments=tuple(wanted.arguments))
+    wanted = wanted._replace(parameters=tuple(wanted.parameters), arguments=tuple(wanted.arguments))
     function = getattr(_import(request["module"]), request["function"])
-    if store.identity(function, wanted.index_space, wanted.arguments, wanted.in_record) != wanted.identity:
+    if store.identity(function, wanted.index_space, wanted.parameters, wanted.in_record) != wanted.identity:
         raise RuntimeError("its source was edited after it was imported: restart Python")
     binary = store.compile_here(function, wanted)
     with open(output, "wb") as file:

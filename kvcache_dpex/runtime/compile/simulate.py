@@ -7,15 +7,16 @@ whatever lies there.
 # Not `from __future__ import annotations`: a kernel's annotations, as in the example, must stay as they are.
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
 
-from ...kernels import device
-from . import source
+from ...kernels import intrinsics
+from . import parameters, source
 
-_TOGETHER = {"barrier", "group_larger", "get_local", "put_local"}
+# NumPy has no such types: the bits of their elements, as arrays hold them.
+_STORED = {"bfloat16": "int16", "float8_e4m3fn": "uint8"}
 _PATIENCE = 30  # seconds that an item waits at a barrier that another item never reaches
 
 
@@ -50,6 +51,87 @@ class Pointer:
         if not 0 <= place < self.memory.size:
             raise IndexError(f"index {index} of {self!r} lies outside of its memory")
         return place
+
+
+class View:
+    """A pointer with a stride for each axis, as `kernels.views` reads and writes it; every access is checked.
+
+    >>> view = View(parameters.parse("float32*2[row, pair=1]"), Pointer(np.arange(8, dtype="f4")), [2])
+    >>> [float(x) for x in view.load((1, 1))]
+    [6.0, 7.0]
+    """
+
+    def __init__(self, parameter: parameters.Parameter, pointer: Pointer, strides: Sequence[Any]) -> None:
+        self.element, self.width, self.contiguous = parameter.element, parameter.width, parameter.contiguous
+        self._pointer = pointer
+        self._axes = parameter.axes
+        self._strides = (*strides, 1) if parameter.contiguous else tuple(strides)
+
+    def load(self, index: tuple) -> Any:
+        places = self._places(index)
+        return tuple(map(self._load, places)) if isinstance(index[-1], tuple) else self._load(places[0])
+
+    def store(self, value: Any, index: tuple) -> None:
+        many = isinstance(index[-1], tuple)
+        places = self._places(index)
+        for place, each in zip(places, _exactly(len(places), value) if many else (value,)):
+            self._store(place, each)
+
+    def row_from(self, index: tuple) -> "View":
+        (place,) = self._places(index)
+        parameter = parameters.Parameter("view", self.element, self.width, self._axes[-1:], self.contiguous)
+        moved = Pointer(self._pointer.memory, self._pointer.start + place * self.width)
+        return View(parameter, moved, [] if self.contiguous else self._strides[-1:])
+
+    def _places(self, index: tuple) -> list:
+        """The elements that an index means: one, or one for each last index."""
+        if len(index) != len(self._strides):
+            raise IndexError(f"a view of axes {list(self._axes)} takes as many indices, got {len(index)}")
+        *outer, last = index
+        start = sum(int(number) * int(stride) for number, stride in zip(outer, self._strides))
+        steps = last if isinstance(last, tuple) else (last,)
+        return [start + int(step) * int(self._strides[-1]) for step in steps]
+
+    def _load(self, place: int) -> Any:
+        if self.width == 1:
+            return self._value(self._pointer[place])
+        return tuple(self._value(self._pointer[at]) for at in self._neighbours(place))
+
+    def _store(self, place: int, value: Any) -> None:
+        if self.width == 1:
+            self._pointer[place] = self._bits(value)
+        else:
+            for at, each in zip(self._neighbours(place), _exactly(self.width, value)):
+                self._pointer[at] = self._bits(each)
+
+    def _neighbours(self, place: int) -> range:
+        """The scalars of a vector, whose address must be a multiple of its size, up to 16 bytes."""
+        first = place * self.width
+        memory = self._pointer.memory
+        address = memory.ctypes.data + (self._pointer.start + first) * memory.itemsize
+        if address % min(self.width * memory.itemsize, 16):
+            raise ValueError(
+                f"vector {place} of {self.width} at {self._pointer!r} is not aligned to its size"
+            )
+        return range(first, first + self.width)
+
+    def _value(self, stored: Any) -> Any:
+        if self.element == "bfloat16":
+            return (stored.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return np.float32(stored) if self.element == "float16" else stored
+
+    def _bits(self, value: Any) -> Any:
+        if self.element != "bfloat16":
+            return value
+        bits = int(np.float32(value).view(np.uint32))
+        bits += 0x7FFF + (bits >> 16 & 1) if bits & 0x7FFFFFFF <= 0x7F800000 else 0
+        return np.uint16(bits >> 16 & 0xFFFF).view(np.int16)
+
+
+def _exactly(count: int, values: tuple) -> tuple:
+    if len(values) != count:
+        raise ValueError(f"{count} values are stored at once, got {len(values)}")
+    return values
 
 
 class Item:
@@ -93,14 +175,12 @@ class Group:
     def abort(self) -> None:
         self._barrier.abort()
 
-    def larger(self, bits: Any) -> Any:
+    def max(self, bits: Any) -> Any:
         self._brought.append(bits)
         self._barrier.wait()
         return self._largest
 
     def put(self, index: int, bits: Any) -> None:
-        if not 0 <= index < device.LOCAL_WORDS:
-            raise IndexError(f"index {index} lies outside of the {device.LOCAL_WORDS} words of a work-group")
         self._memory[int(index)] = bits, self._stage, threading.get_ident()
 
     def get(self, index: int) -> Any:
@@ -124,6 +204,8 @@ def simulate(
     pointers: Sequence[Any],
     scalars: Sequence[Any] = (),
     local_size: Optional[Sequence[int]] = None,
+    *,
+    types: Optional[Mapping[str, str]] = None,
 ) -> None:
     """Run `kernel` for every item of an index space, one work-group after the other.
 
@@ -137,11 +219,13 @@ def simulate(
     global_size
         Items along each axis, axis 0 (the fast one) first.
     pointers
-        A contiguous NumPy array, or a `Pointer`, for each pointer argument.
+        A contiguous NumPy array, or a `Pointer`, for each view and each pointer.
     scalars
-        A number for each scalar argument.
+        The strides of each view, in its elements, and each number, in the order of the kernel's arguments.
     local_size
         Items of a work-group along each axis; by default one group holds them all.
+    types
+        Values for the kernel's type variables, where the arrays' dtypes do not say them.
 
     Examples
     --------
@@ -153,54 +237,66 @@ def simulate(
     >>> data
     array([0, 2, 4, 3])
     """
-    (_, space), *parameters = kernel.__annotations__.items()
-    values = [*pointers, *scalars]
-    if len(values) != len(parameters):
-        names = ", ".join(name for name, _ in parameters)
-        raise TypeError(f"{kernel.__name__} takes {len(parameters)} arguments ({names}), got {len(values)}")
+    space, *annotations = kernel.__annotations__.values()
+    texts = [parameters.bind(text, {"step": "any", **(types or {})}) for text in annotations]
+    flat = parameters.flattened(texts)
+    if len(pointers) + len(scalars) != len(flat):
+        names = ", ".join(list(kernel.__annotations__)[1:])
+        raise TypeError(
+            f"{kernel.__name__} takes {len(flat)} pointers and numbers for its arguments ({names}), "
+            f"got {len(pointers) + len(scalars)}"
+        )
     axes = int(space.removesuffix("]").split("[")[1])
     if len(global_size) != axes:
         raise ValueError(
             f"`global_size` must have {axes} axes for {kernel.__name__}, got {list(global_size)}"
         )
-    arguments = [_argument(name, text, value) for (name, text), value in zip(parameters, values)]
+    names = [name for name, text in zip(list(kernel.__annotations__)[1:], texts) if _has_memory(text)]
+    memories = [_pointer(*each) for each in zip(names, flat, pointers)]
+    numbers = [np.dtype(kind).type(value) for kind, value in zip(flat[len(memories) :], scalars)]
+    arguments = parameters.grouped(texts, memories, numbers, _view)
     if local_size is None:
         local_size = [size or 1 for size in global_size]
     if len(local_size) != axes or any(items % local for items, local in zip(global_size, local_size)):
         raise ValueError(
             f"`global_size` must be whole work-groups of {list(local_size)}, got {list(global_size)}"
         )
-    run = _run_together if _work_together(kernel) else _run_in_turn
+    meets = any(getattr(each, "together", False) for each in source.functions(kernel))
+    run = _run_together if meets else _run_in_turn
     for group in _places([items // local for items, local in zip(global_size, local_size)]):
         starts = [place * local for place, local in zip(group, local_size)]
         places = ([start + step for start, step in zip(starts, steps)] for steps in _places(local_size))
         run(kernel, [Item(place, local_size) for place in places], arguments)
 
 
-def _argument(name: str, text: str, value: Any) -> Any:
-    """A value as the kernel's annotation wants it."""
-    if not text.endswith("*"):
-        return np.dtype(text).type(value)
+def _has_memory(text: str) -> bool:
+    return parameters.parse(text).kind in ("view", "pointer")
+
+
+def _pointer(name: str, text: str, value: Any) -> Pointer:
+    """A pointer argument, of the element type that the annotation says."""
     if not isinstance(value, Pointer):
         if not value.flags.c_contiguous:
             raise ValueError(f"`{name}` must be contiguous or a Pointer, got strides {list(value.strides)}")
         value = Pointer(value.reshape(-1))
     element = text[:-1]
+    element = _STORED.get(element, element)
     if isinstance(getattr(np, element, None), type) and value.memory.dtype != element:
         raise TypeError(f"`{name}` must be {element}, got {value.memory.dtype}")
     return value
+
+
+def _view(parameter: parameters.Parameter, pointer: Pointer, strides: Sequence[Any]) -> View:
+    known = isinstance(getattr(np, parameter.element, None), type) or parameter.element in _STORED
+    # A type variable without a value: the memory's own type.
+    element = parameter.element if known else pointer.memory.dtype.name
+    return View(parameter._replace(element=element), pointer, strides)
 
 
 def _places(sizes: Sequence[int]) -> Any:
     """Every place of an index space, axis 0 the fastest."""
     for place in itertools.product(*(range(size) for size in reversed(sizes))):
         yield place[::-1]
-
-
-def _work_together(kernel: Callable) -> bool:
-    """Whether the items of a group wait for one another or share memory."""
-    functions = kernel, *source.helpers(kernel)
-    return any(_TOGETHER.intersection(function.__code__.co_names) for function in functions)
 
 
 def _run_in_turn(kernel: Callable, items: Sequence[Item], arguments: Sequence[Any]) -> None:
@@ -214,7 +310,7 @@ def _run_together(kernel: Callable, items: Sequence[Item], arguments: Sequence[A
     errors: list[BaseException] = []
 
     def run(item: Item) -> None:
-        device.current.group = group
+        intrinsics.current.group = group
         try:
             _run(kernel, item, arguments)
         except BaseException as error:

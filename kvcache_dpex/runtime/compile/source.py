@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import sys
+import threading
 from types import FunctionType, ModuleType
 from typing import Any, Callable
 
@@ -14,28 +15,44 @@ from . import edits
 _PACKAGE = __name__.split(".runtime")[0]
 
 
-def helpers(function: Callable) -> tuple[Callable, ...]:
-    """The plain functions that a kernel calls, directly or through one another."""
+def functions(function: Callable) -> tuple[Callable, ...]:
+    """The functions of the package that a kernel calls, directly or through one another."""
     found: dict[Callable, None] = {}
     for _, value in _uses(function):
-        if isinstance(value, FunctionType) and value is not function:
-            found.update(dict.fromkeys((*helpers(value), value)))
+        for used in _functions_in(value):
+            if used is not function and used not in found:
+                found.update(dict.fromkeys((*functions(used), used)))
     return tuple(found)
 
 
+def helpers(function: Callable) -> tuple[Callable, ...]:
+    """Those of `functions` that are compiled from their Python."""
+    return tuple(used for used in functions(function) if not getattr(used, "intrinsic", False))
+
+
+def _functions_in(value: Any) -> list[FunctionType]:
+    """A function itself; of a table of modules, such as one of codecs, what they define."""
+    if isinstance(value, FunctionType):
+        return [value]
+    if isinstance(value, dict):
+        return [each for module in value.values() for each in _functions_in(module)]
+    if isinstance(value, ModuleType) and value.__name__.startswith(f"{_PACKAGE}.kernels."):
+        return [each for each in vars(value).values() if isinstance(each, FunctionType)]
+    return []
+
+
 def texts(function: Callable) -> list[str]:
-    """Source of a function, of its helpers and of the package's modules, and every constant that they use.
+    """Source of a function and of those that it calls, and every constant that they use.
 
     Raises OSError where the source is not there, as beside ``.pyc`` files alone.
     """
     found = []
-    for part in (function, *helpers(function)):
+    for part in (function, *functions(function)):
         found.append(_block(part))
         for name, value in _uses(part):
-            if isinstance(value, ModuleType):
-                if value.__name__.startswith(f"{_PACKAGE}."):
-                    found.append(edits.text(value))
-            elif not isinstance(value, FunctionType):
+            if isinstance(value, dict):
+                found.append(f"{name} = {sorted(value)}")
+            elif not isinstance(value, (FunctionType, ModuleType, threading.local)):
                 found.append(f"{name} = {type(value).__name__}({value})")
     return found
 

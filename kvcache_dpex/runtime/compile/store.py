@@ -26,7 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from . import cache, compiler, edits, elsewhere, source, spirv
+from . import cache, compiler, edits, elsewhere, parameters, source, spirv
 from .cache import cache_folder as cache_folder
 
 _PACKAGE = Path(__file__).parents[2]
@@ -42,7 +42,8 @@ class Module(NamedTuple):
 
     name: str
     identity: str
-    arguments: tuple[str, ...]
+    parameters: tuple[str, ...]  # of the Python function
+    arguments: tuple[str, ...]  # of the entry point
     index_space: str
     in_record: bool
     binary: bytes
@@ -60,7 +61,8 @@ class Signature(NamedTuple):
 
     name: str
     identity: str
-    arguments: tuple[str, ...]
+    parameters: tuple[str, ...]  # of the Python function
+    arguments: tuple[str, ...]  # of the entry point
     index_space: str
     in_record: bool
 
@@ -85,9 +87,9 @@ def load(function: Callable, **types: str) -> Module:
 
     Examples
     --------
-    >>> from kvcache_dpex.kernels.scatter import scatter
-    >>> load(scatter, slot="int64").name
-    'scatter-int64'
+    >>> from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
+    >>> load(scatter_gpu, slot="int64").name
+    'scatter_gpu-int64'
     """
     key = (function, *types.items())
     with _loading:
@@ -121,21 +123,20 @@ def _cached(wanted: Signature) -> Module | None:
 
 def signature(function: Callable, **types: str) -> Signature:
     """Name, identity and argument types of a kernel for a choice of its type variables."""
-    annotations = list(function.__annotations__.items())
-    index_space = annotations[0][1]
-    arguments = tuple(_bind(text, types) for _, text in annotations[1:])
+    index_space, *annotations = function.__annotations__.values()
+    bound = tuple(parameters.bind(text, types) for text in annotations)
     in_record = function.__globals__.get("IN_RECORD", False)
-    name = "-".join((function.__name__, *types.values()))
+    name = "-".join((function.__name__, *map(str, types.values())))
     try:
-        known = identity(function, index_space, arguments, in_record)
+        known = identity(function, index_space, bound, in_record)
     except OSError:  # no source beside the code, so that nobody can have edited it
         known = manifest()["modules"].get(name, {}).get("identity", "")
-    return Signature(name, known, arguments, index_space, in_record)
+    return Signature(name, known, bound, parameters.flattened(bound), index_space, in_record)
 
 
-def identity(function: Callable, index_space: str, arguments: tuple[str, ...], in_record: bool) -> str:
+def identity(function: Callable, index_space: str, bound: tuple[str, ...], in_record: bool) -> str:
     """Hash over everything that a kernel's SPIR-V depends on; OSError where the source is not there."""
-    parts = compiler.fingerprint(), index_space, *arguments, str(in_record), *source.texts(function)
+    parts = compiler.fingerprint(), index_space, *bound, str(in_record), *source.texts(function)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -171,7 +172,7 @@ def compile_here(function: Callable, wanted: Signature) -> bytes:
     entry = wanted.name.replace("-", "_")
     helpers = source.helpers(function)
     return compiler.compile_kernel(
-        function, wanted.index_space, wanted.arguments, entry, helpers, wanted.in_record
+        function, wanted.index_space, wanted.parameters, entry, helpers, wanted.in_record
     )
 
 
@@ -242,6 +243,7 @@ def build_package(progress: Callable = iter) -> list[Module]:
             "identity": module.identity,
             "sha256": hashlib.sha256(module.binary).hexdigest(),
             "index_space": module.index_space,
+            "parameters": module.parameters,
             "arguments": module.arguments,
             "in_record": module.in_record,
             "capabilities": spirv.capabilities(module.binary),
@@ -275,8 +277,3 @@ def problems() -> list[str]:
 
 def _signature_of(function: Callable, types: dict[str, str]) -> Signature:
     return signature(function, **types)
-
-
-def _bind(text: str, types: dict[str, str]) -> str:
-    name = text.removesuffix("*")
-    return types.get(name, name) + text[len(name) :]

@@ -18,17 +18,14 @@ _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK, _READ_WRITE, _ET_DYN, _EM_X86_64 = 1, 2, 0
 _HEADER, _SEGMENT, _SYMBOL, _ENTRY = 64, 56, 24, 16
 
 
-def load(names: Sequence[str], folders: Sequence[str]) -> None:
-    """Load libraries from LD_LIBRARY_PATH or these folders, in this order, all or none.
-
-    A failure is not reported: the module that needs them names the missing library when it is imported.
-    """
+def load(names: Sequence[str], folders: Sequence[str]) -> bool:
+    """Load libraries from LD_LIBRARY_PATH or these folders, in this order, all or none; whether they are loaded."""
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
     # Kept open: the linker takes a second file of the same name for the first one.
     file = os.memfd_create("libraries")
     os.write(file, image(names, folders))
-    dlopen(f"/proc/{os.getpid()}/fd/{file}".encode(), os.RTLD_LAZY)
+    return dlopen(f"/proc/{os.getpid()}/fd/{file}".encode(), os.RTLD_LAZY) is not None
 
 
 def image(names: Sequence[str], folders: Sequence[str]) -> bytes:

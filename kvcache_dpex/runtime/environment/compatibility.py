@@ -54,18 +54,21 @@ def runtime_series() -> str:
     return _RUNTIME_SERIES.get(libraries.linked_sycl_version() or 0, "2026.*")
 
 
-def install_command(error: ImportError) -> str:
+def install_command(error: Exception) -> str:
     """The command that installs what a failed import of dpctl or dpnp lacks.
 
-    >>> install_command(ImportError("No module named 'dpnp'"))
-    'pip install dpctl dpnp'
+    A library that the error names is installed in the release that the installed dpctl needs; where both
+    packages are there and no library is missing, they are installed anew.
     """
     library = re.search(r"(lib\w+)\.so", str(error))
     owner = libraries.OWNERS.get(library[1]) if library else None
-    if owner is None:
+    if owner is not None:
+        # tbb counts its releases in another way.
+        return "pip install tbb" if owner == "tbb" else f"pip install '{owner}=={runtime_series()}'"
+    dpctl, dpnp = version("dpctl"), version("dpnp")
+    if dpctl is None or dpnp is None:
         return "pip install dpctl dpnp"
-    # tbb counts its releases in another way.
-    return "pip install tbb" if owner == "tbb" else f"pip install '{owner}=={runtime_series()}'"
+    return f"pip install --force-reinstall --no-deps dpctl=={dpctl} dpnp=={dpnp}"
 
 
 def release_of(torch_version: str) -> Release | None:
@@ -111,6 +114,16 @@ def mismatch() -> str | None:
                 f"{torch_version}: {release.pip_command}"
             )
     return None
+
+
+def odd_pair() -> str | None:
+    """What is wrong where the installed dpnp was built with another dpctl, with the remedy; else None."""
+    dpctl, dpnp = version("dpctl"), version("dpnp")
+    pairs = {_series("0.17.0"): "0.15.0", **{_series(release.dpctl): release.dpnp for release in RELEASES}}
+    built = pairs.get(_series(dpctl)) if dpctl else None
+    if built is None or dpnp is None or _series(dpnp) == _series(built):
+        return None
+    return f"dpnp {dpnp} was not built with dpctl {dpctl}: pip install dpnp=={built}"
 
 
 @functools.cache

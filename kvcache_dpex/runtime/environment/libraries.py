@@ -111,7 +111,13 @@ def preload(stems: tuple[str, ...]) -> None:
 
 @functools.cache
 def _load_once(names: tuple[str, ...], folders: tuple[str, ...]) -> None:
-    bundle.load(names, folders)
+    """Load all of them, else one by one those that can be: the import then names the one that is missing."""
+    if bundle.load(names, folders):
+        return
+    loaded: list[str] = []
+    for name in names:
+        if bundle.load([*loaded, name], folders):
+            loaded.append(name)
 
 
 def dpctl_folder() -> Path | None:

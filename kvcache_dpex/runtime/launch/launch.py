@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 from weakref import WeakValueDictionary
 
 from ..compile import spirv
@@ -13,7 +13,7 @@ from ..compile.store import Module
 from ..environment import libraries
 from .arguments import Arguments, Packer
 from .interface import NO_EVENTS, Event, interface
-from .order import order_for
+from .order import Order, order_for
 
 if TYPE_CHECKING:
     import dpctl
@@ -85,6 +85,8 @@ class Launch:
         The values of the scalar arguments.
     global_size, local_size
         Items in all and in a work-group along each axis, axis 0 (the fast one) first.
+    order
+        What orders the kernel among other work on the queue; by default what suits the device.
     """
 
     def __init__(
@@ -94,8 +96,9 @@ class Launch:
         scalars: tuple[int, ...],
         global_size: tuple[int, ...],
         local_size: tuple[int, ...],
+        order: Callable[[dpctl.SyclQueue], Order] = order_for,
     ) -> None:
-        self.order = order_for(queue)
+        self.order = order(queue)
         if module.in_record and not self.order.blocks:
             # The next call fills the record in again, which the kernel of this call may still read.
             raise ValueError(

@@ -1,0 +1,43 @@
+"""Decode blocks of contiguous rows, four values an item; neighbouring items take neighbouring values."""
+
+import numpy as np
+
+from .blocks import block_shown
+from .codecs import codec_of
+from .parts import index_in_row, spread
+from .vectors import each
+from .views import load, store
+
+TYPES = {
+    "value": ("float32", "bfloat16"),  # not float16: a CPU converts neighbouring halves of an item
+    "code": ("int8", "float8_e4m3fn"),
+    "block": ("int32", "int64"),
+}
+FOUR = tuple(range(4))
+ZEROS = (np.float32(0.0),) * 4
+
+
+def dequantize_cpu(
+    item: "nditem[3]",  # (parts of a quarter of a row, rows of a block, blocks of the result), rows rounded up
+    codes: "code[block, row, element=1]",
+    scales: "float32[block, row=1]",
+    blocks: "block[n]",  # not read unless `listed`
+    out: "value[n, row, element=1]",
+    listed: "int64",
+    num_blocks: "int64",
+    rows: "int64",
+    head_size: "int64",  # a multiple of 4
+):
+    """Result block `n` shows block ``blocks[n]``, or block `n`; zeros where there is no such block."""
+    quarter = head_size >> 2
+    elements = each(spread, FOUR, index_in_row(item, quarter), quarter)
+    row = item.get_global_id(1)
+    n = item.get_global_id(2)
+    if row < rows:
+        block = block_shown(blocks, n, listed)
+        values = ZEROS
+        if 0 <= block < num_blocks:
+            codec = codec_of(codes)
+            scale = load(scales, block, row)
+            values = each(codec.value_of, load(codes, block, row, elements), scale)
+        store(out, values, n, row, elements)

@@ -1,0 +1,18 @@
+"""Short vectors: tuples of values, unrolled when a kernel is compiled."""
+
+from .intrinsics import intrinsic
+
+
+@intrinsic
+def each(function, values, *others):
+    """``(function(values[0], *others), function(values[1], *others), ...)``."""
+    return tuple(function(value, *others) for value in values)
+
+
+@intrinsic
+def fold(function, values):
+    """All values combined by an associative function of two, such as the largest of them."""
+    if len(values) == 1:
+        return values[0]
+    middle = len(values) // 2
+    return function(fold(function, values[:middle]), fold(function, values[middle:]))
