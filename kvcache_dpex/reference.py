@@ -119,7 +119,7 @@ def paged_attention(
     q = as_float32(query, dtype).astype("f8")
     for sequence, seq_len in enumerate(seq_lens):
         first, end = starts[sequence], starts[sequence + 1]
-        for token in range(first, end):
+        for token in range(max(first, 0), min(end, num_tokens)):
             position = seq_len - end + token  # the last token of a sequence is its newest
             oldest = 0 if sliding_window is None else max(0, position - sliding_window + 1)
             seen = visible_slots(block_table[sequence], range(oldest, position + 1), key_cache.shape)
@@ -169,13 +169,15 @@ def softmax_sum(scores, values, sink=-np.inf):
     return weights @ values / denominator, largest + np.log(denominator)
 
 
-def merge_attention_states(out_a, lse_a, out_b, lse_b):
+def merge_attention_states(out_a, lse_a, out_b, lse_b, *, dtype=None):
     """Attention to two disjoint sets of tokens, made of the results for each, in float64."""
-    out_a, out_b = out_a.astype("f8"), out_b.astype("f8")
     largest = np.maximum(lse_a, lse_b).astype("f8")
     shift = np.where(largest == -np.inf, 0, largest)
     a, b = np.exp(lse_a - shift), np.exp(lse_b - shift)
     total = a + b
+    out = np.zeros(out_a.shape)
+    for weight, values in ((a, out_a), (b, out_b)):
+        values = values if dtype is None else as_float32(values, dtype)
+        out += np.where(weight[..., None] == 0, 0, weight[..., None] * values)
     with np.errstate(divide="ignore", invalid="ignore"):
-        out = (a[..., None] * out_a + b[..., None] * out_b) / total[..., None]
-        return np.where(total[..., None] == 0, 0, out), shift + np.log(total)
+        return np.where(total[..., None] == 0, 0, out / total[..., None]), shift + np.log(total)

@@ -2,6 +2,14 @@
 
 import numpy as np
 
+from helpers import SENTINEL, Twins, sentinel
+from kvcache_dpex import reference
+from kvcache_dpex.ops import attention
+from quantizing import option, stored
+
+U = 2.0**-24  # the error of a float32 operation, relative to its result
+ROUNDING = {"float32": U, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
 
 def batch(
     rng,
@@ -74,3 +82,92 @@ def attend(q, k, v, *, scale=None, sliding_window=None, soft_cap=None, sinks=Non
         lse = np.logaddexp.reduce(scores, -1)
         weights = np.nan_to_num(np.exp(scores - lse[..., None]))
     return weights[..., :-1] @ v, lse
+
+
+def as_cache(arguments, code):
+    """The same batch with caches of another type, and the scales of int8 caches, NaN where nobody looks."""
+    query, key_cache, value_cache, *rest = arguments
+    if code != "int8":
+        return [query, stored(key_cache, code), stored(value_cache, code), *rest], {}
+    caches, scales = [], {}
+    for name, cache in (("key_scales", key_cache), ("value_scales", value_cache)):
+        codes = np.full(cache.shape, 77, "i1")
+        scales[name] = np.full((cache.shape[0] * cache.shape[1], cache.shape[2]), np.nan, "f4")
+        for slot, rows in enumerate(cache.reshape(-1, *cache.shape[2:])):
+            for head, row in enumerate(rows):
+                if np.isfinite(row).all():
+                    quantized = reference.quantize_row(row)
+                    codes.reshape(-1, *cache.shape[2:])[slot, head], scales[name][slot, head] = quantized
+        caches.append(codes)
+    return [query, *caches, *rest], scales
+
+
+def bounds(arguments, options, out, lse):
+    """How far float32 results may be from `out` and `lse`, which are exact; for each token and head.
+
+    With u = 2**-24, a dot product of D terms is off by at most D u sum|q k| (Higham, Accuracy and Stability
+    of Numerical Algorithms, section 3.1). Scaling, capping, the difference from the largest score and exp2
+    add a few u of the scores. Every weight is then right but for a factor 1 + e, and with it the quotient of
+    the two sums but for 2 e of sum(p |v|), which is at most the largest |v|. Sums of n terms, rescaled at
+    most n times, add 2 n u.
+    """
+    query, key_cache, value_cache, block_table, seq_lens = arguments
+    magnitudes = [abs(query), abs(key_cache), abs(value_cache), block_table, seq_lens]
+    relevant = {name: options.get(name) for name in ("query_start_loc", "key_scales", "value_scales")}
+    scale = abs(options.get("scale") or query.shape[2] ** -0.5)
+    # All weights equal show how large scores and values can be: the largest is at most n times the mean.
+    longest = max(int(max(seq_lens, default=0)), 1)
+    mean, total = reference.paged_attention(*magnitudes, **relevant, scale=scale)
+    largest_value = np.max(mean, initial=0) * longest
+    scores = np.max(np.where(np.isfinite(total), total, 0), initial=0)
+    scores = scores + float(np.max(abs(options["sinks"]), initial=0)) if "sinks" in options else scores
+    cap = options.get("soft_cap") or 0.0
+    weight = 2 * ((query.shape[2] + 8) * scores + 4 * cap + 8) * U
+    sums = 4 * (longest + 4) * U
+    return (2 * weight + sums) * largest_value, weight + sums + 4 * U * np.abs(
+        np.where(np.isfinite(lse), lse, 0)
+    )
+
+
+def check_attention(queue, arguments, options, *, value="float32", gap=0, with_lse=True, wrap=None):
+    """The package's results are the oracle's within `bounds`, and every other byte is as it was."""
+    query = stored(arguments[0], value)
+    host = [query, *arguments[1:]]
+    num_tokens, num_q_heads, _ = query.shape
+    size = arguments[2].shape[3]
+    out = sentinel((num_tokens, num_q_heads, size + gap), query.dtype)[..., :size]
+    lse = sentinel((num_tokens, num_q_heads), "float32")
+    twins = Twins(queue)
+    on_device = [twins.view(array) for array in host]
+    results = {"out": twins.view(out), "lse": twins.view(lse)}
+    if not with_lse:
+        del results["lse"]
+    given = {
+        name: twins.view(each) if isinstance(each, np.ndarray) else each for name, each in options.items()
+    }
+    returned = attention.paged_attention(*on_device, **given, **results, **option(value))
+    assert returned is results["out"]
+    exact = [np.full(array.shape, np.inf) for array in (out, lse)]
+    with np.errstate(invalid="ignore"):
+        reference.paged_attention(*host, **options, dtype=value, out=exact[0], lse=exact[1])
+    found_out, found_lse = (np.copy(array) for array in (out, lse))
+    for array, copy in ((out, found_out), (lse, found_lse)):
+        copy[...] = twins.host(array)
+    written = exact[0] != np.inf
+    floats = [
+        reference.as_float32(each, value if each.dtype == np.uint16 else None) for each in (query, *host[1:3])
+    ]
+    off_out, off_lse = bounds([*floats, *host[3:]], options, *exact)
+    values = reference.as_float32(found_out, value).astype("f8")
+    allowed = off_out + np.where(written, abs(exact[0]), 0) * ROUNDING[value] * (value != "float32") + 1e-30
+    assert (abs(values[written] - exact[0][written]) <= np.broadcast_to(allowed, out.shape)[written]).all()
+    if with_lse:
+        seen = np.isfinite(exact[1])
+        assert (abs(found_lse[seen] - exact[1][seen]) <= off_lse[seen]).all()
+        np.testing.assert_array_equal(found_lse[np.isneginf(exact[1])], -np.inf)
+        seen |= np.isneginf(exact[1])
+        assert (found_lse.view("u1").reshape(*lse.shape, 4)[~seen] == SENTINEL).all()
+    untouched = found_out.view("u1").reshape(*out.shape, out.itemsize)[~written]
+    assert (untouched == SENTINEL).all()
+    out[written], lse[...] = found_out[written], found_lse
+    twins.assert_equal()

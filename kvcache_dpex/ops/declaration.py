@@ -11,6 +11,10 @@ Written = Annotated[Any, "written"]
 """An array that is changed in place."""
 DType = Annotated[Any, "ScalarType"]
 """A dtype or its name."""
+Float = Annotated[Any, "float"]
+"""A float or None."""
+Int = Annotated[Any, "int"]
+"""An int or None."""
 
 
 class Parameter(NamedTuple):
