@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from .blocks.pool import BlockPool as BlockPool
     from .ops.allocate import empty_cache as empty_cache
     from .ops.allocate import empty_quant_cache as empty_quant_cache
+    from .ops.attention import paged_attention as paged_attention
     from .ops.dequantize import dequant_cache as dequant_cache
+    from .ops.merge import merge_attention_states as merge_attention_states
     from .ops.quantize import reshape_and_cache_quant as reshape_and_cache_quant
     from .ops.write import reshape_and_cache as reshape_and_cache
 
@@ -28,6 +30,8 @@ _HOMES = {
     "dequant_cache": ".ops.dequantize",
     "empty_cache": ".ops.allocate",
     "empty_quant_cache": ".ops.allocate",
+    "merge_attention_states": ".ops.merge",
+    "paged_attention": ".ops.attention",
     "reshape_and_cache": ".ops.write",
     "reshape_and_cache_quant": ".ops.quantize",
 }

@@ -2,13 +2,14 @@
 
 Importing this registers every operation under ``torch.ops.kvcache_dpex``. Every call on tensors goes
 through the dispatcher, which costs 2 us, so autograd, tracers, transforms, modes and the profiler treat it as
-they treat torch's own operations. One with a result is registered twice: ``name`` returns a new tensor,
-``name_out`` writes `out`.
+they treat torch's own operations. One with results is registered twice: ``name`` returns new tensors,
+``name_out`` writes `out` and others that are given. A result that a call does not ask for is an empty tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
@@ -19,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .ops import dequantize, quantize, write  # noqa: F401  (each declares its operation)
+from .ops import attention, dequantize, merge, quantize, write  # noqa: F401  (each declares its operation)
 from .ops.declaration import Parameter
 from .ops.operation import OPERATIONS, Operation
 from .runtime.launch.arrays import Operand
@@ -33,21 +34,22 @@ _in_inference_mode = torch.is_inference_mode_enabled
 
 
 def schema_of(operation: Operation, *, out: bool) -> str:
-    """The schema of an operation in torch's language, with or without its `out`.
+    """The schema of an operation in torch's language, with or without `out` and other results.
 
     >>> schema_of(OPERATIONS["dequant_cache"], out=False)
-    'dequant_cache(Tensor q, Tensor scales, *, ScalarType? dtype=None, Tensor? blocks=None) -> Tensor'
+    'dequant_cache(Tensor q, Tensor scales, *, ScalarType? dtype=None, Tensor? blocks=None) -> (Tensor)'
     """
     parts, letters = [], iter("abcdefgh")
     for name, parameter in operation.signature.parameters.items():
         declared = next(each for each in operation.parameters if each.name == name)
-        if name == "out" and not out:
+        if name in operation.results and not out:
             continue
         if parameter.kind == parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
         parts.append(_schema_of_parameter(declared, letters if declared.kind == "written" else None))
     name = f"{operation.name}_out" if out else operation.name
-    return f"{name}({', '.join(parts)}) -> {'Tensor' if operation.result and not out else '()'}"
+    returned = ", ".join(["Tensor"] * (0 if out else len(operation.results)))
+    return f"{name}({', '.join(parts)}) -> ({returned})"
 
 
 def _schema_of_parameter(parameter: Parameter, letters: Any) -> str:
@@ -66,14 +68,13 @@ def implementation_of(operation: Operation) -> Callable[..., Any]:
     """What the dispatcher calls for tensors on the CPU and on XPUs, after tracers and autograd."""
     function = operation.function
     written = [
-        at for at, array in enumerate(operation.arrays) if array.kind == "written" and array.name != "out"
+        at for at, array in enumerate(operation.arrays) if array.kind == "written" and not array.optional
     ]
 
     def run(*arguments: Any, **keywords: Any) -> Any:
         _refuse_derivatives(operation, arguments, keywords)
         changed = [arguments[at] for at in written]
-        if "out" in keywords:
-            changed.append(keywords["out"])
+        changed += [keywords[name] for name in operation.results if keywords.get(name) is not None]
         if not _in_inference_mode():
             for tensor in changed:
                 if tensor.is_inference():
@@ -82,10 +83,15 @@ def implementation_of(operation: Operation) -> Callable[..., Any]:
                         f"`{name}` was made in inference mode, so it can only be written there; pass a clone "
                         "made outside of it, or call this under torch.inference_mode()"
                     )
-        result = function(*arguments, **keywords)
+        found = function(*arguments, **keywords)
         if changed:
             increment_version(changed)  # autograd then notices where it had saved one of them
-        return None if "out" in keywords else result
+        if "out" in keywords or len(operation.results) < 2:
+            return None if "out" in keywords else found
+        # The dispatcher returns all results; one that was not asked for is empty.
+        returned = operation.returned(operation.options_of(arguments, keywords))
+        made = dict(zip(returned, found if isinstance(found, tuple) else (found,)))
+        return tuple(made.get(at, arguments[0].new_empty(0)) for at in operation.result_places)
 
     return run
 
@@ -135,12 +141,25 @@ def fake_of(operation: Operation) -> Callable[..., Any]:
         # Sizes that depend on data are checked when the operation runs.
         with contextlib.suppress(GuardOnDataDependentSymNode):
             operation.validate(operands, options)
-        if operation.result is None or "out" in keywords:
+        if not operation.results or "out" in keywords:
             return None
-        result = operation.result_of(operands, options)
-        return given[0].new_empty(result.shape, dtype=dtype_of(result.dtype))
+        made = empty_results(operation, given, options)
+        made = [given[0].new_empty(0) if each is None else each for each in made]
+        return made[0] if len(made) == 1 else tuple(made)
 
     return fake
+
+
+def empty_results(operation: Operation, given: Sequence[Any], options: tuple) -> list[Tensor | None]:
+    """For each result of an operation, a tensor without values, or None where it is not asked for."""
+    operands = [tensor if tensor is None else _described(tensor) for tensor in given]
+    results, returned = operation.results_of(operands, options), operation.returned(options)
+    return [
+        given[0].new_empty(results[name].shape, dtype=dtype_of(results[name].dtype))
+        if at in returned
+        else None
+        for name, at in zip(operation.results, operation.result_places)
+    ]
 
 
 def _refuse_derivatives(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
@@ -189,7 +208,7 @@ def _described(tensor: Tensor) -> Operand:
 def register(operation: Operation) -> None:
     """Define an operation in torch's library, for tensors on the CPU and on XPUs."""
     run, fake, refuse_lazy = implementation_of(operation), fake_of(operation), refuse_lazy_of(operation)
-    for out in (False, True) if operation.result else (False,):
+    for out in (False, True) if operation.results else (False,):
         schema = schema_of(operation, out=out)
         name = schema.partition("(")[0]
         _library.define(schema, tags=torch.Tag.pt2_compliant_tag)

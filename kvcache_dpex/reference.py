@@ -128,3 +128,98 @@ def from_float32(array, dtype):
     bits = np.ascontiguousarray(array).view("u4")
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(array), bits >> 16, rounded).astype("u2")
+
+
+def paged_attention(
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    seq_lens,
+    *,
+    query_start_loc=None,
+    key_scales=None,
+    value_scales=None,
+    scale=None,
+    sliding_window=None,
+    soft_cap=None,
+    sinks=None,
+    dtype=None,
+    out=None,
+    lse=None,
+):
+    """Attention of each query token to the tokens of its sequence that precede it, in float64.
+
+    Returns `out` and `lse`, float64 unless given; rows that belong to no sequence stay as they are.
+    """
+    num_tokens, num_q_heads, head_size = query.shape
+    num_kv_heads, value_head_size = value_cache.shape[2:]
+    out = np.zeros((num_tokens, num_q_heads, value_head_size)) if out is None else out
+    lse = np.full((num_tokens, num_q_heads), -np.inf) if lse is None else lse
+    scale = head_size**-0.5 if scale is None else scale
+    starts = np.arange(len(seq_lens) + 1) if query_start_loc is None else query_start_loc
+    q = as_float32(query, dtype).astype("f8")
+    for sequence, seq_len in enumerate(seq_lens):
+        first, end = starts[sequence], starts[sequence + 1]
+        for token in range(max(first, 0), min(end, num_tokens)):
+            position = seq_len - end + token  # the last token of a sequence is its newest
+            oldest = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+            seen = visible_slots(block_table[sequence], range(oldest, position + 1), key_cache.shape)
+            for head in range(num_q_heads):
+                kv_head = head // (num_q_heads // num_kv_heads)
+                keys = cached_rows(key_cache, key_scales, seen, kv_head, dtype)
+                values = cached_rows(value_cache, value_scales, seen, kv_head, dtype)
+                scores = keys @ q[token, head] * scale
+                if soft_cap is not None:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
+                sink = -np.inf if sinks is None else np.float64(sinks[head])
+                out[token, head], lse[token, head] = softmax_sum(scores, values, sink)
+    return out, lse
+
+
+def visible_slots(blocks, positions, cache_shape):
+    """(block, offset) of each position; without those whose block the table or the cache does not have."""
+    num_blocks, block_size = cache_shape[:2]
+    places = [divmod(position, block_size) for position in positions]
+    found = [(blocks[column], offset) for column, offset in places if column < len(blocks)]
+    return [(block, offset) for block, offset in found if 0 <= block < num_blocks]
+
+
+def cached_rows(cache, scales, slots, head, dtype=None):
+    """Rows of one head as float64, ``[num_slots, head_size]``; codes times their scales."""
+    rows = np.zeros((len(slots), cache.shape[3]))
+    for n, (block, offset) in enumerate(slots):
+        row = as_float32(cache[block, offset, head], dtype if cache.dtype == np.uint16 else None)
+        if scales is not None:
+            scale = scales.reshape(cache.shape[:3])[block, offset, head]
+            row = row * np.float32(scale if np.isfinite(scale) else np.nan)
+        rows[n] = row
+    return rows
+
+
+def softmax_sum(scores, values, sink=-np.inf):
+    """``softmax(scores) @ values`` and the logarithm of the softmax's denominator.
+
+    `sink` is a further score, without a value. A score of -inf is none; without any score the sum is zero.
+    """
+    values, scores = values[scores != -np.inf], scores[scores != -np.inf]
+    largest = np.max(scores, initial=sink)
+    if largest == -np.inf:
+        return np.zeros(values.shape[1]), -np.inf
+    weights = np.exp(scores - largest)
+    denominator = weights.sum() + np.exp(sink - largest)
+    return weights @ values / denominator, largest + np.log(denominator)
+
+
+def merge_attention_states(out_a, lse_a, out_b, lse_b, *, dtype=None):
+    """Attention to two disjoint sets of tokens, made of the results for each, in float64."""
+    largest = np.maximum(lse_a, lse_b).astype("f8")
+    shift = np.where(largest == -np.inf, 0, largest)
+    a, b = np.exp(lse_a - shift), np.exp(lse_b - shift)
+    total = a + b
+    out = np.zeros(out_a.shape)
+    for weight, values in ((a, out_a), (b, out_b)):
+        values = values if dtype is None else as_float32(values, dtype)
+        out += np.where(weight[..., None] == 0, 0, weight[..., None] * values)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(total[..., None] == 0, 0, out / total[..., None]), shift + np.log(total)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from . import dispatch, formats
 from .layout import cache_shapes
-from .ops import dequantize, quantize, write
+from .ops import attention, dequantize, merge, quantize, write
 from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
 from .runtime.launch.tensors import dtype_of
@@ -34,6 +34,8 @@ __all__ = [
     "empty_cache",
     "empty_quant_cache",
     "from_torch",
+    "merge_attention_states",
+    "paged_attention",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "reshape_and_cache_quant",
@@ -107,21 +109,30 @@ def _on_tensors(declared: Function, example: str) -> Function:
     operation: Operation = declared.operation  # type: ignore[attr-defined]
 
     plain = into = getattr(dispatch.registered, operation.name).default
-    if operation.result:
+    if operation.results:
         into = getattr(dispatch.registered, f"{operation.name}_out").default
 
     @functools.wraps(operation.function)
     def call(*arguments: Any, **keywords: Any) -> Any:
         if keywords.get("dtype") is not None:
             keywords["dtype"] = dtype_of(keywords["dtype"])
+        results = {name: keywords.pop(name) for name in operation.results if keywords.get(name) is not None}
+        for name in operation.results:
+            keywords.pop(name, None)
         try:
-            if keywords.get("out") is None:
-                keywords.pop("out", None)
-                return plain(*arguments, **keywords)
-            into(*arguments, **keywords)
-            return keywords["out"]
+            if results:
+                return _written(operation, into, arguments, keywords, results)
+            found = plain(*arguments, **keywords)
+            if len(operation.results) < 2:
+                return found
+            asked = [
+                each
+                for name, each in zip(operation.results, found)
+                if _is_asked_for(operation, name, keywords)
+            ]
+            return asked[0] if len(asked) == 1 else tuple(asked)
         except RuntimeError:
-            _require_plain_tensors(operation, arguments, keywords)
+            _require_plain_tensors(operation, arguments, {**keywords, **results})
             raise
 
     documentation = (operation.function.__doc__ or "").partition("    Examples\n")[0]
@@ -130,6 +141,31 @@ def _on_tensors(declared: Function, example: str) -> Function:
     del call.__wrapped__
     call.__signature__ = operation.signature  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
+
+
+def _written(
+    operation: Operation,
+    into: Callable,
+    arguments: tuple,
+    keywords: dict[str, Any],
+    results: dict[str, Any],
+) -> Any:
+    """Write results into tensors that are given, and into new ones for others that are asked for."""
+    asked = [name for name in operation.results if _is_asked_for(operation, name, keywords)]
+    if any(name not in results for name in asked):
+        given = [tensor for _, tensor in dispatch.named(operation, arguments, {**keywords, **results})]
+        options = operation.options_of(arguments, keywords)
+        made = dict(zip(operation.results, dispatch.empty_results(operation, given, options)))
+        results = {**made, **results}
+    into(*arguments, **keywords, **results)
+    found = [results[name] for name in asked]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _is_asked_for(operation: Operation, name: str, keywords: dict[str, Any]) -> bool:
+    """Whether a call returns a result: always, unless there is an option ``return_NAME`` that is false."""
+    option = f"return_{name}"
+    return keywords.get(option, option not in operation.signature.parameters)
 
 
 def _require_plain_tensors(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
@@ -174,6 +210,28 @@ dequant_cache = _on_tensors(
 >>> kq, vq, ks, vs = empty_quant_cache(4, 16, 8, 128, device="cpu")
 >>> dequant_cache(kq, ks, dtype=torch.bfloat16, blocks=torch.tensor([2, 0])).shape
 torch.Size([2, 16, 8, 128])
+""",
+)
+
+paged_attention = _on_tensors(
+    attention.paged_attention,
+    """\
+>>> key_cache, value_cache = empty_cache(4, 16, 8, 128, device="cpu")
+>>> block_table = torch.tensor([[2, 0]], dtype=torch.int32)
+>>> seq_lens = torch.tensor([17], dtype=torch.int32)
+>>> query = torch.ones(1, 32, 128)
+>>> out, lse = paged_attention(query, key_cache, value_cache, block_table, seq_lens, return_lse=True)
+>>> out.shape, lse[0, 0].exp()  # 17 scores of 0
+(torch.Size([1, 32, 128]), tensor(17.))
+""",
+)
+merge_attention_states = _on_tensors(
+    merge.merge_attention_states,
+    """\
+>>> out, lse = torch.ones(2, 4, 8), torch.zeros(2, 4)
+>>> merged, _ = merge_attention_states(out, lse, 3 * out, lse)
+>>> merged[0, 0, 0]
+tensor(2.)
 """,
 )
 

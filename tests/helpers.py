@@ -65,6 +65,15 @@ class Twins:
             place["strides"] = tuple(stride // host.itemsize for stride in host.strides)
         return arrays.tensor_module().usm_ndarray(host.shape, dtype=host.dtype, **place)
 
+    def host(self, array):
+        """A view of a NumPy array again, with what its memory holds on the device."""
+        self.queue.wait()
+        root, memory = self._memories[id(_root(array))]
+        copy = np.empty_like(root)
+        _flat(copy)[:] = memory.copy_to_host()[: root.nbytes]
+        offset = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        return np.ndarray(array.shape, array.dtype, copy, offset, array.strides)
+
     def assert_equal(self):
         """Every memory of the device, gaps included, holds the bytes of its NumPy array."""
         self.queue.wait()

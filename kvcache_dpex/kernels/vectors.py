@@ -16,3 +16,9 @@ def fold(function, values):
         return values[0]
     middle = len(values) // 2
     return function(fold(function, values[:middle]), fold(function, values[middle:]))
+
+
+@intrinsic
+def each_pair(function, first, second, *others):
+    """``(function(first[0], second[0], *others), function(first[1], second[1], *others), ...)``."""
+    return tuple(function(a, b, *others) for a, b in zip(first, second))

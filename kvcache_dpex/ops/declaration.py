@@ -13,6 +13,10 @@ Name = Annotated[Any, "str"]
 """A name, or None."""
 DType = Annotated[Any, "ScalarType"]
 """A dtype or its name."""
+Float = Annotated[Any, "float"]
+"""A float or None."""
+Int = Annotated[Any, "int"]
+"""An int or None."""
 
 
 class Parameter(NamedTuple):

@@ -33,11 +33,10 @@ def _check(
         validate.float_name("dtype", dtype)
 
 
-def _result(q: Operand, dtype: Any, blocks: Operand | None, **others: Any) -> Result:
+def _results(q: Operand, dtype: Any, blocks: Operand | None, **others: Any) -> dict[str, Result]:
     leading = q.shape[:1] if blocks is None else blocks.shape
-    return Result(
-        (*leading, *q.shape[1:]), "float32" if dtype is None else validate.float_name("dtype", dtype)
-    )
+    name = "float32" if dtype is None else validate.float_name("dtype", dtype)
+    return {"out": Result((*leading, *q.shape[1:]), name)}
 
 
 def _plan(
@@ -64,7 +63,7 @@ def _plan(
     return choose(VARIANTS, q.queue.sycl_device, value_type, q.shape[3], *operands)
 
 
-@operation(_check, _plan, result=_result, aligned="q out")
+@operation(_check, _plan, results=_results, aligned="q out")
 def dequant_cache(
     q: Array,
     scales: Array,

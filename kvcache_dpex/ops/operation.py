@@ -4,7 +4,8 @@
   docstring is the documentation;
 * ``check`` takes the metadata of the arrays and raises where it does not fit;
 * ``plan`` chooses a kernel and its index space for operands that passed the check;
-* ``result`` says the shape and dtype of what the operation returns, where it returns anything.
+* ``results`` says the shapes and dtypes of what the operation returns, where it returns anything: arrays that
+  the signature declares as written and optional, such as ``out``.
 
 The call on dpnp arrays and torch tensors follows from these (`Operation.run`), and so do torch's schema, fake
 implementation and registration (`kvcache_dpex.torch`) and the list of all operations (`OPERATIONS`). Checking
@@ -60,7 +61,7 @@ def operation(
     check: Callable[..., None],
     plan: Callable[..., Plan | None],
     *,
-    result: Callable[..., Result] | None = None,
+    results: Callable[..., dict[str, Result]] | None = None,
     aligned: str = "",
     may_overlap: Sequence[tuple[str, str]] = (),
     before: Callable[..., None] | None = None,
@@ -78,8 +79,9 @@ def operation(
     plan
         Called likewise after the check, with ``alignment`` as a further argument; returns a `Plan`, or None
         where there is nothing to do.
-    result
-        Called like the check where the operation returns an array, which it declares as ``out``.
+    results
+        Called like the check where the operation returns arrays; says by name what they are. Those that a
+        call does not give are made; of an option ``return_NAME``, only where it is true.
     aligned
         Names of arrays, space-separated; ``alignment`` is the number of bytes, 16 at most, that all their
         addresses are multiples of.
@@ -91,7 +93,7 @@ def operation(
     """
 
     def declare(function: Function) -> Function:
-        declared = Operation(function, check, plan, result, aligned, may_overlap, before)
+        declared = Operation(function, check, plan, results, aligned, may_overlap, before)
         OPERATIONS[declared.name] = declared
         edits.on_edit(declared.forget)
         function.operation = declared  # type: ignore[attr-defined]
@@ -113,7 +115,7 @@ class Operation:
         function: Callable,
         check: Callable,
         plan: Callable,
-        result: Callable[..., Result] | None,
+        results: Callable[..., dict[str, Result]] | None,
         aligned: str,
         may_overlap: Sequence[tuple[str, str]],
         before: Callable | None,
@@ -121,7 +123,7 @@ class Operation:
         self.name = function.__name__
         self.function = function
         self.signature = inspect.signature(function)
-        self.check, self.plan, self.result, self.before = check, plan, result, before
+        self.check, self.plan, self.before, self._results_of = check, plan, before, results
         self.parameters = parameters_of(function)
         self.arrays = tuple(parameter for parameter in self.parameters if parameter.is_array)
         self.options = tuple(parameter for parameter in self.parameters if not parameter.is_array)
@@ -129,8 +131,17 @@ class Operation:
         self.may_overlap = may_overlap
         self._readers = [(_READERS[array.kind, array.optional], array.name) for array in self.arrays]
         names = [array.name for array in self.arrays]
+        self._at = {name: at for at, name in enumerate(names)}
         self._aligned = [names.index(name) for name in aligned.split()]
-        self._out = names.index("out") if "out" in names else None
+        self.results = tuple(
+            array.name for array in self.arrays if array.kind == "written" and array.optional
+        )
+        self.result_places = [self._at[name] for name in self.results]
+        options = [option.name for option in self.options]
+        self._results = [
+            (self._at[name], options.index(f"return_{name}") if f"return_{name}" in options else None)
+            for name in self.results
+        ]
         self._defaults = tuple(option.default for option in self.options)
 
     def forget(self) -> None:
@@ -141,7 +152,7 @@ class Operation:
         return f"<operation {self.name}{self.signature}>"
 
     def run(self, given: tuple, options: tuple) -> Any:
-        """Check, prepare and launch; returns `out` where the operation has a result.
+        """Check, prepare and launch; returns the results, as a tuple where there are several.
 
         Parameters
         ----------
@@ -150,8 +161,10 @@ class Operation:
         """
         launch.refuse_after_fork()
         read = self.read(given)
-        if self._out is not None and given[self._out] is None:
-            given = self._with_result(given, read, options)
+        returned = self.returned(options)
+        missing = [at for at in returned if given[at] is None]
+        if missing:
+            given = self._with_results(missing, given, read, options)
         addresses, fields = zip(*read)
         key = fields, options
         try:
@@ -162,7 +175,13 @@ class Operation:
         if self.before is not None and options != self._defaults:
             self.before(**self.by_name(given, options))
         launched(addresses, given)
-        return None if self._out is None else given[self._out]
+        if len(returned) > 1:
+            return tuple([given[at] for at in returned])
+        return given[returned[0]] if returned else None
+
+    def returned(self, options: tuple) -> list[int]:
+        """Which of the arrays a call with these options returns."""
+        return [at for at, flag in self._results if flag is None or options[flag]]
 
     def read(self, given: Sequence[Any]) -> list[tuple[int, Any]]:
         """Address and `Operand` fields of each array."""
@@ -179,14 +198,16 @@ class Operation:
             if array.kind == "written" and operand is not None:
                 validate.distinct(array.name, operand)
         self.check(**self.by_name(operands, options))
-        out = None if self._out is None else operands[self._out]
-        if out is not None:
-            validate.result(out, self.result_of(operands, options))
+        given = {name: operands[at] for name, at in zip(self.results, self.result_places)}
+        wanted = self.results_of(operands, options) if any(given.values()) else {}
+        for name, operand in given.items():
+            if operand is not None:
+                validate.result(name, operand, wanted[name])
 
-    def result_of(self, operands: Sequence[Operand | None], options: tuple) -> Result:
-        """What the operation returns for these arguments."""
-        assert self.result is not None
-        return self.result(**self.by_name(operands, options))
+    def results_of(self, operands: Sequence[Operand | None], options: tuple) -> dict[str, Result]:
+        """What the operation returns for these arguments, by name."""
+        assert self._results_of is not None
+        return self._results_of(**self.by_name(operands, options))
 
     def options_of(self, arguments: tuple, keywords: dict[str, Any]) -> tuple:
         """The options of a call, in the order of the signature."""
@@ -205,22 +226,24 @@ class Operation:
         self.prepared.add(key, Operand(*key[0][0]).queue, found)
         return found
 
-    def _with_result(self, given: tuple, read: list, options: tuple) -> tuple:
-        """The arrays of a call, a new one for `out`, which is then also among those that were `read`."""
-        at: Any = self._out
+    def _with_results(self, missing: list[int], given: tuple, read: list, options: tuple) -> tuple:
+        """The arrays of a call, with new ones for those that are `missing`; `read` has them then, too."""
         key = tuple(fields for _, fields in read), options
         try:
-            result = self.prepared[key]
+            results = self.prepared[key]
         except (KeyError, TypeError):
-            result = self._remember(key, self._result)
-        out = arrays.empty_like(given[0], result.shape, result.dtype)
-        read[at] = read_output(out, "out")
-        return (*given[:at], out, *given[at + 1 :])
+            results = self._remember(key, self._checked_results)
+        arrays_given = list(given)
+        for at in missing:
+            name = self.arrays[at].name
+            new = arrays_given[at] = arrays.empty_like(given[0], *results[name])
+            read[at] = read_output(new, name)
+        return tuple(arrays_given)
 
-    def _result(self, fields: Sequence[Any], options: tuple) -> Result:
+    def _checked_results(self, fields: Sequence[Any], options: tuple) -> dict[str, Result]:
         operands = [field and Operand(*field) for field in fields]
         self.validate(operands, options)
-        return self.result_of(operands, options)
+        return self.results_of(operands, options)
 
     def _kind(self, fields: Sequence[Any], options: tuple) -> Kind:
         operands = [field and Operand(*field) for field in fields]

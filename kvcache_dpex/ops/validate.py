@@ -65,10 +65,22 @@ def distinct(name: str, operand: Operand) -> None:
         )
 
 
-def result(out: Operand, wanted: Any) -> None:
-    """`out` has the shape of the result."""
-    if tuple(out.shape) != tuple(wanted.shape):
-        raise ValueError(f"`out` must have shape {list(wanted.shape)}, got {list(out.shape)}")
+def result(name: str, operand: Operand, wanted: Any) -> None:
+    """An array that takes a result has its shape."""
+    if tuple(operand.shape) != tuple(wanted.shape):
+        raise ValueError(f"`{name}` must have shape {list(wanted.shape)}, got {list(operand.shape)}")
+
+
+def of_type(name: str, operand: Operand, wanted: str) -> None:
+    """An array of one dtype."""
+    if operand.dtype_name != wanted:
+        raise TypeError(f"`{name}` must be {wanted}, got {operand.dtype_name}")
+
+
+def of_shape(name: str, operand: Operand, wanted: tuple[int, ...], meaning: str) -> None:
+    """An array of one shape, whose sizes are what `meaning` says."""
+    if tuple(operand.shape) != wanted:
+        raise ValueError(f"`{name}` must have shape {meaning} = {list(wanted)}, got {list(operand.shape)}")
 
 
 def float_type(name: str, operand: Operand, dtype: Any) -> str:

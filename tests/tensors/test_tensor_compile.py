@@ -37,18 +37,35 @@ def written_codes():
     return caches[0], caches[2]
 
 
+def attention_case():
+    table, lens = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32), torch.tensor([5, 3], dtype=torch.int32)
+    return [torch.randn(3, 4, 16), *torch.randn(2, 5, 4, 2, 16), table, lens]
+
+
+def states():
+    return torch.randn(3, 4, 16), torch.randn(3, 4)
+
+
+STARTS = {"query_start_loc": torch.tensor([0, 2, 3], dtype=torch.int32), "sliding_window": 4, "soft_cap": 3.0}
 OPERATIONS = {
     "reshape_and_cache": lambda: (*contiguous_case(torch.bfloat16), SLOTS),
     "reshape_and_cache_quant": lambda: (*quant_case(), SLOTS),
     "reshape_and_cache_flash": lambda: (*contiguous_case(), SLOTS, "auto", SCALE, SCALE.clone()),
     "dequant_cache": lambda: written_codes(),
     "dequant_cache_out": lambda: written_codes(),
+    "paged_attention": lambda: attention_case(),
+    "paged_attention_out": lambda: attention_case(),
+    "merge_attention_states": lambda: (*states(), *states()),
+    "merge_attention_states_out": lambda: (*states(), *states()),
 }
 
 
 OPTIONS = {
     "dequant_cache": lambda: {"dtype": torch.bfloat16, "blocks": torch.tensor([[3, -1], [0, 4]])},
     "dequant_cache_out": lambda: {"out": sentinel((5, 4, 2, 16), torch.float16)},
+    "paged_attention": lambda: {**STARTS, "return_lse": True},
+    "paged_attention_out": lambda: {**STARTS, "out": torch.empty(3, 4, 16), "lse": torch.empty(3, 4)},
+    "merge_attention_states_out": lambda: {"out": torch.empty(3, 4, 16), "lse": torch.empty(3, 4)},
 }
 
 

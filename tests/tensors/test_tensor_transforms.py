@@ -29,7 +29,18 @@ def quant_case():
     return [*rows, *kv.empty_quant_cache(5, 4, 2, 16, device="cpu"), SLOTS]
 
 
+def attention_case():
+    table, lens = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32), torch.tensor([5, 3], dtype=torch.int32)
+    return [torch.randn(2, 4, 16), *torch.randn(2, 5, 4, 2, 16), table, lens]
+
+
+def states():
+    return [torch.randn(3, 2, 8), torch.randn(3, 2), torch.randn(3, 2, 8), torch.randn(3, 2)]
+
+
 CALLS = {
+    "merge_attention_states": states,
+    "paged_attention": attention_case,
     "reshape_and_cache": write_case,
     "reshape_and_cache_quant": quant_case,
     "dequant_cache": lambda: quant_case()[2:5:2],
@@ -93,10 +104,8 @@ def test_every_written_argument_counts_as_changed(name):
     """Autograd refuses to go back through a tensor that was saved before the write."""
     for at, array in enumerate(OPERATIONS[name].arrays):
         case = CALLS[name]()
-        options = {}
-        if array.name == "out":
-            options["out"] = torch.zeros(5, 4, 2, 16)
-        written = options.get("out") if options else case[at] if at < len(case) else None
+        options = RESULTS[name]() if name in RESULTS else {}
+        written = options.get(array.name, case[at] if at < len(case) else None)
         if written is not None:
             before = written._version
             getattr(kv, name)(*case, **options)
@@ -132,6 +141,11 @@ def test_transforms_of_something_else_leave_an_operation_alone():
     assert torch.equal(case[2].view(-1, 2, 16)[7].view(torch.int32), case[0][0].view(torch.int32))
 
 
+RESULTS = {
+    "dequant_cache": lambda: {"out": torch.zeros(5, 4, 2, 16)},
+    "merge_attention_states": lambda: {"out": torch.zeros(3, 2, 8), "lse": torch.zeros(3, 2)},
+    "paged_attention": lambda: {"out": torch.zeros(2, 4, 16), "lse": torch.zeros(2, 4)},
+}
 WRONG = {
     "rank": (0, lambda t: t[0], "`key` must have shape"),
     "tokens": (1, lambda t: t[:3], "`value` must have the 6 tokens"),
@@ -168,8 +182,8 @@ def test_fakes_of_results_check_and_describe_them():
 
 def test_schemas_say_what_is_written():
     for name, operation in OPERATIONS.items():
-        for out in (False, True) if operation.result else (False,):
+        for out in (False, True) if operation.results else (False,):
             schema = torch._C.parse_schema(schema_of(operation, out=out))
             written = {argument.name for argument in schema.arguments if argument.is_write}
             declared = {array.name for array in operation.arrays if array.kind == "written"}
-            assert written == declared - ({"out"} if not out else set()), name
+            assert written == declared - (set() if out else set(operation.results)), name

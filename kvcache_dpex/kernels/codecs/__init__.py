@@ -4,14 +4,23 @@ A codec defines, for rows of any kernel:
 
 * ``scale_of(absmax)``: the row's scale, from the bits of its largest magnitude;
 * ``codes_of(x, absmax, scale)``: the codes of some of the row's values;
-* ``value_of(code, scale)``: a code's value, as float32.
+* ``value_of(code, scale)``: a code's value, as float32;
+* ``scale_at(scales, block, offset, head)``: the scale of a row of a cache.
+
+The codec of values that are stored as they are, `plain`, has the last two alone.
 """
 
 from ..intrinsics import intrinsic
-from . import e4m3, int8
+from . import e4m3, int8, plain
 
 # By the element type of the codes.
-CODECS = {"int8": int8, "float8_e4m3fn": e4m3}
+CODECS = {
+    "int8": int8,
+    "float8_e4m3fn": e4m3,
+    "float32": plain,
+    "float16": plain,
+    "bfloat16": plain,
+}
 
 
 @intrinsic

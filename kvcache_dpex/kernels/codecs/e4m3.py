@@ -7,6 +7,7 @@ import numpy as np
 
 from ..intrinsics import abs_bits, float_bits, float_from_bits
 from ..vectors import each
+from ..views import load
 from .division import INFINITY, NAN, row_quotients, row_scale, scaled
 
 LIMIT = np.float32(448.0)  # the largest number
@@ -18,6 +19,11 @@ STEPS = np.float32(2.0**14)
 STEPS_BITS = np.uint32(0x46800000)
 REBIAS = np.uint32(120 << 3)
 LARGEST_CODE, NAN_CODE = np.uint32(0x7E), np.uint32(0x7F)
+
+
+def scale_at(scales, block, offset, head):
+    """The scale of a row of a cache."""
+    return load(scales, block, offset, head)
 
 
 def scale_of(absmax):

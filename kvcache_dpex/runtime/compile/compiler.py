@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-from . import spirv
+from . import phis, spirv
 
 VERSION = "numba-dpex 0.23.0"
 # numba-dpex's defaults of what reaches a kernel.
@@ -37,7 +37,7 @@ def fingerprint() -> str:
     Raises OSError where the package comes without its source.
     """
     read: Any = __spec__.loader
-    names = "compiler.py", "lowering.py", "lowering_views.py", "parameters.py"
+    names = "compiler.py", "lowering.py", "lowering_views.py", "parameters.py", "phis.py"
     files = (Path(__file__).with_name(name) for name in names)
     return VERSION + "".join(read.get_data(str(file)).decode() for file in files)
 
@@ -141,6 +141,14 @@ def _clean(text: str, mangled: str, entry: str):
 
     text = re.sub(r"^@_ZN08NumbaEnv.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^.*@llvm\.assume\(.*\n", "", text, flags=re.MULTILINE)
-    module = llvm.parse_assembly(text.replace(mangled, entry))
+    text = re.sub(r"^(@\w+ =) linkonce_odr", r"\1 internal", text, flags=re.MULTILINE)
+    text = text.replace(mangled, entry)
+    parts = phis.split(text)
+    module = llvm.parse_assembly(parts)
     module.verify()
+    if parts != text:
+        passes = llvm.create_module_pass_manager()
+        passes.add_instruction_combining_pass()
+        passes.add_dead_code_elimination_pass()
+        passes.run(module)
     return module

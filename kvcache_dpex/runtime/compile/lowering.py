@@ -18,6 +18,7 @@ from numba.core.typing.templates import infer, infer_global, make_intrinsic_temp
 from ...kernels import codecs, intrinsics, vectors
 
 TARGET = "spirv"
+SHARED = "linkonce_odr"  # for what the functions of a kernel share; `compiler` makes it internal
 i8, i16, i32, i64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 float32 = ir.FloatType()
 
@@ -99,6 +100,12 @@ def _unrolled(parameters: str, expression: str) -> Callable:
 def _each(function, values, *others):
     calls = [f"function(values[{lane}], *others)" for lane in range(len(values))]
     return _unrolled("function, values, *others", f"({', '.join(calls)},)")
+
+
+@overload(vectors.each_pair, target=TARGET)
+def _each_pair(function, first, second, *others):
+    calls = [f"function(first[{lane}], second[{lane}], *others)" for lane in range(len(first))]
+    return _unrolled("function, first, second, *others", f"({', '.join(calls)},)")
 
 
 @overload(vectors.fold, target=TARGET)
@@ -200,7 +207,7 @@ def _local_element(builder, index):
     if memory is None:
         kind = ir.ArrayType(i32, intrinsics.LOCAL_WORDS)
         memory = ir.GlobalVariable(builder.module, kind, name, addrspace=3)
-        memory.linkage = "internal"
+        memory.linkage = SHARED  # each function is a module of its own, until they are linked
         memory.initializer = ir.Constant(kind, ir.Undefined)
         memory.align = 16
     return builder.gep(memory, [int64(0), index])

@@ -1,0 +1,231 @@
+"""paged_attention against the oracle: every type, layout and option, mixed batches, whole results."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attending import as_cache, batch, check_attention
+from helpers import to_device
+from kvcache_dpex import paged_attention, reference
+from kvcache_dpex.runtime.launch import arrays
+
+VALUES = ["float32", "float16", "bfloat16"]
+OPTIONS = {
+    "plain": {},
+    "window": {"sliding_window": 3},
+    "soft cap": {"soft_cap": 0.5},
+    "sinks": {"sinks": np.array([0.5, -np.inf, 3, -200], "f4")},
+    "all": {"sliding_window": 4, "soft_cap": 20.0, "sinks": np.array([0, 1, 2, 3], "f4"), "scale": 0.4},
+}
+BATCHES = {
+    "decode": ([5, 1, 16, 17, 0], None),
+    "prefill": ([9, 3], [9, 3]),
+    "mixed": ([9, 7, 0, 12, 3], [1, 7, 0, 5, 0]),
+}
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(31)
+
+
+@pytest.mark.parametrize("code", [None, "int8"])
+@pytest.mark.parametrize("value", VALUES)
+def test_every_type(runner, queue, rng, value, code):
+    """With the NaN of unused slots beside what is read: vLLM #641, flash-attention #1745."""
+    arguments, starts = batch(rng, [9, 0, 3], [3, 0, 1], value_head_size=6)
+    arguments, scales = as_cache(arguments, code or value)
+    check_attention(queue, arguments, {**starts, **scales}, value=value, gap=2)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("case", BATCHES)
+def test_every_option(queue, rng, case, options):
+    arguments, starts = batch(rng, *BATCHES[case])
+    for with_lse in (True, False):
+        check_attention(queue, arguments, {**starts, **OPTIONS[options]}, with_lse=with_lse)
+
+
+@pytest.mark.parametrize("runner", ["plain", "packaged"], indirect=True)
+def test_all_options_in_every_runner(runner, queue, rng):
+    arguments, starts = batch(rng, [9, 2], [2, 1])
+    check_attention(queue, arguments, {**starts, **OPTIONS["all"]})
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 2), (32, 8)])
+@pytest.mark.parametrize("size", [1, 3, 16, 64, 80, 128, 256, (576, 512), (8, 300)])
+def test_every_head_size(queue, rng, size, heads):
+    size, value_size = size if isinstance(size, tuple) else (size, size)
+    arguments, _ = batch(
+        rng, [19, 3], head_size=size, value_head_size=value_size, q_heads=heads[0], kv_heads=heads[1]
+    )
+    check_attention(queue, arguments, {})
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 128])
+def test_every_block_size(queue, rng, block_size):
+    arguments, _ = batch(rng, [block_size, block_size + 1, 2 * block_size, 40], block_size=block_size)
+    check_attention(queue, arguments, {})
+
+
+def hnd(cache):
+    return np.ascontiguousarray(cache.swapaxes(1, 2)).swapaxes(1, 2)
+
+
+def beside(cache, at, count, filling):
+    """One of `count` neighbours along a new axis, the others filled."""
+    memory = np.full((*cache.shape[:at], count, *cache.shape[at:]), filling, cache.dtype)
+    view = memory[(slice(None),) * at + (1,)]
+    view[...] = cache
+    return view
+
+
+LAYOUTS = {
+    "HND": hnd,
+    "keys and values in one block": lambda cache: beside(cache, 1, 2, np.nan),
+    "keys and values in one row": lambda cache: beside(cache, 3, 2, np.nan),
+    "elements apart": lambda cache: beside(cache, 4, 3, np.nan),
+    "reversed": lambda cache: np.ascontiguousarray(cache[::-1, ::-1, ::-1, ::-1])[::-1, ::-1, ::-1, ::-1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout(queue, rng, layout):
+    """vLLM #8200: strides say where a row is. The query, too, may be a slice."""
+    arguments, starts = batch(rng, [9, 5], [2, 5], head_size=16)
+    arguments[0] = beside(arguments[0], 1, 3, np.nan)
+    arguments[1:3] = map(LAYOUTS[layout], arguments[1:3])
+    check_attention(queue, arguments, starts)
+
+
+def test_rows_of_no_sequence_are_untouched(queue, rng):
+    arguments, _ = batch(rng, [3, 2, 4], [2, 2, 3])
+    check_attention(queue, arguments, {"query_start_loc": np.array([1, 2, 2, 4], "i4")})
+
+
+def test_starts_that_make_no_sense(queue, rng):
+    """Starts that fall, repeat or lie beyond the tokens: what is read and written stays within the arrays."""
+    arguments, _ = batch(rng, [6, 6], [3, 3])
+    for starts in ([0, 100, 200], [-5, 2, 4], [7, 8, 9], [0, 0, 0]):
+        check_attention(queue, arguments, {"query_start_loc": np.array(starts, "i4")})
+
+
+def test_blocks_that_are_not_there(queue, rng):
+    """flash-attention #2711: lengths beyond the block table, and blocks beyond the cache, are left out."""
+    arguments, _ = batch(rng, [12, 9], surplus=0)
+    table = arguments[3]
+    table[0, 1], table[1, 0] = -1, len(arguments[1])
+    check_attention(queue, arguments, {})
+    arguments[4][:] = 13, 2**31 - 1
+    table[0, 1], table[1, 0] = table[0, 0], table[0, 2]
+    (_, *rest) = arguments
+    out = paged_attention(*[to_device(each, queue) for each in arguments])
+    wanted, _ = reference.paged_attention(arguments[0], *rest[:3], [12, 12])
+    np.testing.assert_allclose(arrays.to_numpy(out)[:1], wanted[:1], atol=1e-5)
+
+
+@pytest.mark.parametrize("fault", [np.nan, np.inf])
+def test_faults_stay_where_they_are(queue, rng, fault):
+    """A key that is not finite spoils the tokens that see it, and no other token, head or sequence."""
+    arguments, starts = batch(rng, [6, 5], [6, 5])
+    table = arguments[3]
+    clean = paged_attention(
+        *[to_device(each, queue) for each in arguments],
+        query_start_loc=to_device(starts["query_start_loc"], queue),
+    )
+    arguments[1][table[0, 0], 3, 1, 2] = fault
+    found = paged_attention(
+        *[to_device(each, queue) for each in arguments],
+        query_start_loc=to_device(starts["query_start_loc"], queue),
+    )
+    clean, found = arrays.to_numpy(clean), arrays.to_numpy(found)
+    np.testing.assert_array_equal(found[:3], clean[:3])
+    np.testing.assert_array_equal(found[6:], clean[6:])
+    np.testing.assert_array_equal(found[:, :2], clean[:, :2])
+    if np.isnan(fault):
+        assert np.isnan(found[3:6, 2:]).all()
+
+
+def test_scores_of_minus_infinity_are_left_out(queue, rng):
+    arguments, _ = batch(rng, [9], q_heads=1, kv_heads=1)
+    arguments[0][...] = 1
+    arguments[1][arguments[3][0, 0], :2] = -np.inf
+    check_attention_finite(queue, arguments, 7)
+    arguments[1][arguments[3][0, :3]] = -np.inf
+    check_attention_finite(queue, arguments, 0)
+
+
+def check_attention_finite(queue, arguments, count):
+    out, lse = paged_attention(*[to_device(each, queue) for each in arguments], return_lse=True)
+    wanted = reference.paged_attention(*arguments)
+    for own, other in zip((out, lse), wanted):
+        np.testing.assert_allclose(arrays.to_numpy(own), other, rtol=1e-5, atol=1e-6)
+    assert np.isneginf(wanted[1]).all() == (count == 0)
+
+
+def test_results_do_not_depend_on_the_batch(queue, rng):
+    """The bits of a sequence alone, and among others, and again."""
+    arguments, _ = batch(rng, [40, 3, 25, 61], head_size=64)
+    query, *caches, table, lens = (to_device(each, queue) for each in arguments)
+    together = [arrays.to_numpy(paged_attention(query, *caches, table, lens)) for _ in range(2)]
+    np.testing.assert_array_equal(*together)
+    for sequence in range(4):
+        own = slice(sequence, sequence + 1)
+        alone = paged_attention(query[own], *caches, table[own], lens[own])
+        np.testing.assert_array_equal(arrays.to_numpy(alone), together[0][own])
+
+
+def test_the_bits_of_plain_python(queue, rng):
+    """The general kernel uses fma and integer arithmetic in a fixed order: devices agree to the bit."""
+    from functools import partial
+
+    from conftest import described
+    from helpers import PlainLaunch
+    from kvcache_dpex.ops.calls import launch_of
+    from kvcache_dpex.ops.operation import using
+
+    if not queue.sycl_device.is_cpu:
+        pytest.skip("plain Python reads the memory of the CPU device only")
+    arguments, _ = batch(rng, [11, 6], head_size=8)
+    device = [to_device(each, queue) for each in arguments]
+    options = {"soft_cap": 2.0, "sinks": to_device(np.array([0, 1, 2, 3], "f4"), queue), "return_lse": True}
+    with using(variant="paged_attention_strided"):
+        found = paged_attention(*device, **options)
+    with using(launch=partial(launch_of, load=described, new=PlainLaunch), variant="paged_attention_strided"):
+        plain = paged_attention(*device, **options)
+    for own, other in zip(found, plain):
+        np.testing.assert_array_equal(arrays.to_numpy(own), arrays.to_numpy(other))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_batches(queue, data):
+    """Lengths of 0 and 1, at the ends of blocks, and long ones, in any mixture."""
+    block_size = data.draw(st.sampled_from([1, 4, 16]))
+    ends = st.integers(0, 4).map(lambda blocks: blocks * block_size)
+    seq_lens = data.draw(st.lists(st.integers(0, 70) | ends, min_size=1, max_size=5))
+    decode = data.draw(st.booleans())
+    query_lens = None if decode else [data.draw(st.integers(0, min(length, 9))) for length in seq_lens]
+    kv_heads = data.draw(st.integers(1, 3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    arguments, starts = batch(
+        rng,
+        seq_lens,
+        query_lens,
+        block_size=block_size,
+        kv_heads=kv_heads,
+        q_heads=kv_heads * data.draw(st.integers(1, 4)),
+        head_size=data.draw(st.sampled_from([5, 16, 64, 128])),
+    )
+    value = data.draw(st.sampled_from(VALUES))
+    arguments, scales = as_cache(arguments, data.draw(st.sampled_from([value, "int8"])))
+    window = data.draw(st.none() | st.integers(1, 80))
+    cap = data.draw(st.none() | st.floats(0.1, 50))
+    options = {
+        **starts,
+        **scales,
+        **({"sliding_window": window} if window else {}),
+        **({"soft_cap": cap} if cap else {}),
+    }
+    check_attention(queue, arguments, options, value=value)
