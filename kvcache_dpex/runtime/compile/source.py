@@ -53,8 +53,15 @@ def texts(function: Callable) -> list[str]:
             if isinstance(value, dict):
                 found.append(f"{name} = {sorted(value)}")
             elif not isinstance(value, (FunctionType, ModuleType, threading.local)):
-                found.append(f"{name} = {type(value).__name__}({value})")
+                found.append(f"{name} = {_text_of(value)}")
     return found
+
+
+def _text_of(value: Any) -> str:
+    """A constant, spelled alike by every release of NumPy, whose scalars in tuples are not."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_text_of, value))})"
+    return f"{type(value).__name__}({value})"
 
 
 def current(function: Callable) -> Callable:
