@@ -39,7 +39,7 @@ def _check(
     lse: Operand | None,
     return_lse: bool,
 ) -> None:
-    value_type = validate.float_type("query", query, dtype)
+    value_type = _type_of("query", query, dtype)
     if len(query.shape) != 3:
         raise ValueError(
             f"`query` must have shape [num_tokens, num_q_heads, head_size], got {list(query.shape)}"
@@ -55,17 +55,22 @@ def _check(
                 raise ValueError(f"`{name}` must be given where `{cache_name}` is int8, got None")
             validate.scales(name, scales, cache_name, cache)
         else:
-            validate.float_type(cache_name, cache, dtype)
+            _type_of(cache_name, cache, dtype)
             if scales is not None:
                 raise ValueError(f"`{name}` must be None, for `{cache_name}` is {cache.dtype_name}, not int8")
     if sinks is not None:
         validate.of_type("sinks", sinks, "float32")
         validate.of_shape("sinks", sinks, (query.shape[1],), "[num_q_heads]")
     _check_numbers(scale, sliding_window, soft_cap)
-    if out is not None and validate.float_type("out", out, dtype) != value_type:
+    if out is not None and _type_of("out", out, dtype) != value_type:
         raise TypeError(f"`out` must have the dtype of `query`, {query.dtype_name}, got {out.dtype_name}")
     if lse is not None:
         validate.of_type("lse", lse, "float32")
+
+
+def _type_of(name: str, operand: Operand, dtype: Any) -> str:
+    """The type of an array's values; `dtype` says what uint16 arrays hold, and others may be of their own."""
+    return validate.float_type(name, operand, dtype if operand.dtype_name == "uint16" else None)
 
 
 def _check_caches(query: Operand, key_cache: Operand, value_cache: Operand) -> None:
@@ -138,7 +143,7 @@ def _results(query: Operand, value_cache: Operand, dtype: Any, **others: Any) ->
     num_tokens, num_q_heads = query.shape[:2]
     return {
         "out": Result(
-            (num_tokens, num_q_heads, value_cache.shape[3]), validate.float_type("query", query, dtype)
+            (num_tokens, num_q_heads, value_cache.shape[3]), _type_of("query", query, dtype)
         ),
         "lse": Result((num_tokens, num_q_heads), "float32"),
     }
@@ -175,9 +180,9 @@ def _plan(
             f"`value_cache` must have heads of at most {8 * lanes} values on {device.name}, got "
             f"{value_head_size}"
         )
-    value_type = validate.float_type("query", query, dtype)
+    value_type = _type_of("query", query, dtype)
     code_type = (
-        "int8" if key_cache.dtype_name == "int8" else validate.float_type("key_cache", key_cache, dtype)
+        "int8" if key_cache.dtype_name == "int8" else _type_of("key_cache", key_cache, dtype)
     )
     scale = head_size**-0.5 if scale is None else scale
     factor, cap = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
@@ -274,7 +279,7 @@ def paged_attention(
         A further score for each head, neither scaled nor capped, that takes part in the softmax without a
         value.
     dtype
-        ``"bfloat16"`` where `query`, `out` and the caches are uint16 arrays that hold bfloat16 bits.
+        ``"bfloat16"`` where uint16 arrays among `query`, `out` and the caches hold bfloat16 bits.
     out : [num_tokens, num_q_heads, value_head_size]
         Takes the result, in the dtype of `query`.
     lse : [num_tokens, num_q_heads], float32
