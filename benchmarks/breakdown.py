@@ -10,15 +10,16 @@ from __future__ import annotations
 import argparse
 import sys
 from typing import Any, Callable
-from unittest import mock
 
 from rich.console import Console
 from rich.table import Table
 
 import kvcache_dpex as kv
-from kvcache_dpex.ops import write
+from kvcache_dpex.ops.calls import Plan, launch_of
+from kvcache_dpex.ops.operation import OPERATIONS, using
+from kvcache_dpex.ops.write import reshape_and_cache  # noqa: F401  (declares the operation)
 from kvcache_dpex.runtime.launch import launch
-from kvcache_dpex.runtime.launch.arrays import read, read_output
+from kvcache_dpex.runtime.launch.arrays import read
 
 from .contenders import torch_operations
 from .floor import empty_launch
@@ -26,6 +27,8 @@ from .measure import Timing, conditions, measure, stages
 from .opencl import LaunchOfModule, opencl_launch
 from .presets import Case
 from .work import Absent, Contender, Work, queue_for
+
+WRITE = OPERATIONS["reshape_and_cache"]
 
 
 def main() -> int:
@@ -82,13 +85,17 @@ def _on_tensors(work: Work, other: Work) -> dict[str, Contender]:
 
 
 def _prepared(arguments: dict[str, Any]) -> tuple[tuple[int, ...], LaunchOfModule]:
-    """Pointers and launch of a write that is the first of its geometry."""
-    before = set(write._launches)
-    with mock.patch.object(launch, "Launch", LaunchOfModule):
+    """Pointers and launch of a write."""
+    made: list[Any] = []
+
+    def launch_of_module(plan: Plan) -> Any:
+        made.append(launch_of(plan, new=LaunchOfModule))
+        return made[-1]
+
+    with using(launch=launch_of_module):
         kv.reshape_and_cache(**arguments)
-    (geometry,) = set(write._launches) - before
-    order = ("key", "value", "key_cache", "value_cache", "slot_mapping")
-    return tuple(read(arguments[name], name)[0] for name in order), write._launches[geometry]
+    (prepared,) = made
+    return tuple(read(arguments[array.name], array.name)[0] for array in WRITE.arrays), prepared
 
 
 def _skipping(work: Work, prepared: launch.Launch, pointers: tuple[int, ...]) -> Callable[[], None]:
@@ -100,27 +107,26 @@ def _skipping(work: Work, prepared: launch.Launch, pointers: tuple[int, ...]) ->
 
 def _without_launch(operation: Callable[..., Any], arguments: dict[str, Any]) -> Callable[[], None]:
     """The operation on arguments of a new shape, for which the launch is replaced by nothing."""
-    before = set(write._launches)
+    before = set(WRITE.prepared)
     operation(**arguments)
-    (geometry,) = set(write._launches) - before
-    write._launches[geometry] = launch.nothing
+    (key,) = set(WRITE.prepared) - before
+    kind = WRITE.prepared[key]
+    kind.update(dict.fromkeys(kind, launch.nothing))
     return lambda: operation(**arguments)
 
 
 def _staged(work: Work) -> Callable[[Callable[[str], None]], None]:
     """One call, which says when each stage has ended."""
-    a = work.arrays
+    given = tuple(work.arrays[array.name] for array in WRITE.arrays)
+    kv.reshape_and_cache(*given)
 
     def run(ended: Callable[[str], None]) -> None:
-        k, v = read(a["key"], "key"), read(a["value"], "value")
-        kc, vc = read_output(a["key_cache"], "key_cache"), read_output(a["value_cache"], "value_cache")
-        slots = read(a["slot_mapping"], "slot_mapping")
-        ended("reading five arrays")
-        geometry = (k[1], v[1], kc[1], vc[1], slots[1], (k[0] | v[0] | kc[0] | vc[0]) % 16, kc[0] == vc[0])
-        found = write._launches[geometry]
-        ended("geometry and its look-up")
-        arguments = found._packer.pack((k[0], v[0], kc[0], vc[0], slots[0]))
-        ended("arguments laid down")
+        addresses, fields = zip(*WRITE.read(given))
+        ended("five arrays read")
+        found = WRITE.prepared[fields, (False,)][addresses]
+        ended("launch looked up")
+        arguments = found._packer.pack(addresses)
+        ended("arguments packed")
         found.order.before()
         ended("wait for earlier work")
         event = found.submit(arguments)

@@ -2,8 +2,8 @@
 
 from typing import Any, Callable
 
-from kvcache_dpex.kernels.scatter import scatter
-from kvcache_dpex.kernels.scatter_words import scatter_words
+from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, store
 from kvcache_dpex.runtime.launch import launch
 
@@ -20,7 +20,7 @@ def empty_launch(queue: Any) -> tuple[Callable[[], None], str]:
     from dpctl.memory import MemoryUSMDevice
 
     memory = MemoryUSMDevice(64, queue=queue)
-    module = store.load(scatter_words if queue.sycl_device.is_cpu else scatter, slot="int64")
+    module = store.load(scatter_cpu if queue.sycl_device.is_cpu else scatter_gpu, slot="int64")
     prepared = launch.Launch(module, queue, (0,) * 8, (1, 1), (1, 1))
     pointers = (memory._pointer,) * 5
     what = "the write kernel for no tokens (an empty kernel needs numba-dpex)"

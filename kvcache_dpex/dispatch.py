@@ -9,7 +9,6 @@ they treat torch's own operations. One with results is registered twice: ``name`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
@@ -66,36 +65,47 @@ def _schema_of_parameter(parameter: Parameter, letters: Any) -> str:
 
 def implementation_of(operation: Operation) -> Callable[..., Any]:
     """What the dispatcher calls for tensors on the CPU and on XPUs, after tracers and autograd."""
-    written = [at for at, array in enumerate(operation.arrays) if array.kind == "written"]
+    function = operation.function
+    written = [
+        at for at, array in enumerate(operation.arrays) if array.kind == "written" and not array.optional
+    ]
 
     def run(*arguments: Any, **keywords: Any) -> Any:
-        given, options = operation.bind(arguments, keywords)
-        _refuse_derivatives(operation, given)
-        changed = [given[at] for at in written if given[at] is not None]
+        _refuse_derivatives(operation, arguments, keywords)
+        changed = [arguments[at] for at in written]
+        changed += [keywords[name] for name in operation.results if keywords.get(name) is not None]
         if not _in_inference_mode():
             for tensor in changed:
                 if tensor.is_inference():
+                    name = _name_of(tensor, operation, arguments, keywords)
                     raise RuntimeError(
-                        f"`{_name_of(tensor, operation, given)}` was made in inference mode, so it can only "
-                        "be written there; pass a clone made outside of it, or use torch.inference_mode()"
+                        f"`{name}` was made in inference mode, so it can only be written there; pass a clone "
+                        "made outside of it, or call this under torch.inference_mode()"
                     )
-        found = operation.run(given, options)
+        found = function(*arguments, **keywords)
         if changed:
             increment_version(changed)  # autograd then notices where it had saved one of them
-        if "out" in keywords or len(operation.results) < 2:
-            return None if "out" in keywords else found
-        returned = dict(zip(operation.returned(options), found if isinstance(found, tuple) else (found,)))
-        return tuple(returned.get(at, given[0].new_empty(0)) for at in operation.result_places)
+        if "out" in keywords:
+            return None
+        return found if len(operation.results) < 2 else _padded(operation, arguments, keywords, found)
 
     return run
+
+
+def _padded(operation: Operation, arguments: tuple, keywords: dict[str, Any], found: Any) -> tuple:
+    """As many results as the schema says: an empty tensor for one that the call does not ask for."""
+    asked = operation.returned(operation.options_of(arguments, keywords))
+    tensors = iter(found if isinstance(found, tuple) else (found,))
+    return tuple(
+        next(tensors) if at in asked else arguments[0].new_empty(0) for at in operation.result_places
+    )
 
 
 def refuse_lazy_of(operation: Operation) -> Callable[..., Any]:
     """For tensors whose memory does not hold what they show: conjugated, negated and all-zero views."""
 
     def refuse(*arguments: Any, **keywords: Any) -> Any:
-        given, _ = operation.bind(arguments, keywords)
-        for array, tensor in zip(operation.arrays, given):
+        for array, tensor in named(operation, arguments, keywords):
             if tensor is not None and (tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()):
                 name = array.name
                 raise TypeError(
@@ -111,9 +121,8 @@ def transform_of(operation: Operation, name: str) -> Callable[..., Any]:
     """What torch.func's transforms call: they have no rule for an operation, unless they leave it alone."""
 
     def run(*arguments: Any, **keywords: Any) -> Any:
-        given, _ = operation.bind(arguments, keywords)
         interpreter = retrieve_current_functorch_interpreter()
-        for array, tensor in zip(operation.arrays, given):
+        for array, tensor in named(operation, arguments, keywords):
             if tensor is not None and is_functorch_wrapped_tensor(tensor):
                 raise NotImplementedError(
                     f"{operation.name} has no rule for torch.func's {interpreter.key().name.lower()}, which "
@@ -129,24 +138,27 @@ def fake_of(operation: Operation) -> Callable[..., Any]:
     """What tracers call: the same checks of metadata, and a result without data."""
 
     def fake(*arguments: Any, **keywords: Any) -> Any:
-        given, options = operation.bind(arguments, keywords)
-        _refuse_derivatives(operation, given)
-        _require_one_device(operation, given)
+        _refuse_derivatives(operation, arguments, keywords)
+        _require_one_device(operation, arguments, keywords)
+        given = [tensor for _, tensor in named(operation, arguments, keywords)]
         operands = [tensor if tensor is None else _described(tensor) for tensor in given]
+        options = operation.options_of(arguments, keywords)
         # Sizes that depend on data are checked when the operation runs.
         with contextlib.suppress(GuardOnDataDependentSymNode):
             operation.validate(operands, options)
         if not operation.results or "out" in keywords:
             return None
-        made = empty_results(operation, given, options)
+        made = empty_results(operation, arguments, keywords)
         made = [given[0].new_empty(0) if each is None else each for each in made]
         return made[0] if len(made) == 1 else tuple(made)
 
     return fake
 
 
-def empty_results(operation: Operation, given: Sequence[Any], options: tuple) -> list[Tensor | None]:
-    """For each result of an operation, a tensor without values, or None where it is not asked for."""
+def empty_results(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> list[Tensor | None]:
+    """For each result of an operation a tensor without values, or None where it is not asked for."""
+    given = [tensor for _, tensor in named(operation, arguments, keywords)]
+    options = operation.options_of(arguments, keywords)
     operands = [tensor if tensor is None else _described(tensor) for tensor in given]
     results, returned = operation.results_of(operands, options), operation.returned(options)
     return [
@@ -157,37 +169,42 @@ def empty_results(operation: Operation, given: Sequence[Any], options: tuple) ->
     ]
 
 
-def _refuse_derivatives(operation: Operation, given: Sequence[Any]) -> None:
+def _refuse_derivatives(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
     """Raise where a derivative would be lost: the operations have none."""
     if _grad_enabled():
-        for tensor in given:
-            if tensor is not None and tensor.requires_grad:
-                name = _name_of(tensor, operation, given)
+        for tensor in (*arguments, *keywords.values()):
+            if getattr(tensor, "requires_grad", False):
+                name = _name_of(tensor, operation, arguments, keywords)
                 raise ValueError(
                     f"`{name}` must not require a gradient, for this operation has none; pass "
                     f"{name}.detach() or call it under torch.no_grad()"
                 )
     if forward_ad._current_level >= 0:
-        for tensor in given:
+        for array, tensor in named(operation, arguments, keywords):
             if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-                name = _name_of(tensor, operation, given)
+                name = array.name
                 raise ValueError(
                     f"`{name}` must not have a forward-mode tangent, for this operation has no derivative; "
                     f"pass torch.autograd.forward_ad.unpack_dual({name}).primal"
                 )
 
 
-def _name_of(tensor: Tensor, operation: Operation, given: Sequence[Any]) -> str:
-    return next(array.name for array, each in zip(operation.arrays, given) if each is tensor)
+def named(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> list[tuple[Parameter, Any]]:
+    """Each array parameter with its tensor, or None where it is left out."""
+    given = operation.signature.bind(*arguments, **keywords).arguments
+    return [(array, given.get(array.name)) for array in operation.arrays]
 
 
-def _require_one_device(operation: Operation, given: Sequence[Any]) -> None:
-    first = given[0].device
-    for array, tensor in zip(operation.arrays, given):
-        if tensor is not None and tensor.device != first:
-            name, first_name = array.name, operation.arrays[0].name
+def _name_of(tensor: Tensor, operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> str:
+    return next(array.name for array, each in named(operation, arguments, keywords) if each is tensor)
+
+
+def _require_one_device(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
+    (first, one), *others = named(operation, arguments, keywords)
+    for array, tensor in others:
+        if tensor is not None and tensor.device != one.device:
             raise ValueError(
-                f"`{name}` must be on the device of `{first_name}`, {first}, got {tensor.device}"
+                f"`{array.name}` must be on the device of `{first.name}`, {one.device}, got {tensor.device}"
             )
 
 

@@ -33,8 +33,8 @@ def block_and_offset(slot: int, block_size: int) -> tuple[int, int]:
 def slots_of_sequence(block_table: Sequence[int], start: int, stop: int, block_size: int) -> list[int]:
     """Slots of the tokens ``start <= position < stop`` of a sequence whose blocks are listed in order.
 
-    Entries of `block_table` may be integers of any width; slots are Python integers. A negative entry is a block
-    that is no longer kept: its tokens have slot -1.
+    Entries of `block_table` may be integers of any width; slots are Python integers. A negative entry is a
+    block that is no longer kept: its tokens have slot -1.
 
     >>> slots_of_sequence([7, 2], start=14, stop=18, block_size=16)
     [126, 127, 32, 33]

@@ -25,23 +25,25 @@ def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping):
             value_cache[block, offset] = value[token]
 
 
-def empty_quant_cache(num_blocks, block_size, num_kv_heads, head_size):
-    """Two caches of int8 codes and their scales ``[num_blocks * block_size, num_kv_heads]``, all zero."""
+def empty_quant_cache(num_blocks, block_size, num_kv_heads, head_size, *, format="int8_per_token_head"):
+    """Two caches of codes and their scales ``[num_blocks * block_size, num_kv_heads]``, all zero."""
     shape = (num_blocks, block_size, num_kv_heads, head_size)
     scales = (num_blocks * block_size, num_kv_heads)
-    return np.zeros(shape, "int8"), np.zeros(shape, "int8"), np.zeros(scales, "f4"), np.zeros(scales, "f4")
+    codes = "uint8" if format == "fp8_per_token_head" else "int8"
+    return np.zeros(shape, codes), np.zeros(shape, codes), np.zeros(scales, "f4"), np.zeros(scales, "f4")
 
 
-def reshape_and_cache_quant(key, value, kq, vq, ks, vs, slot_mapping, *, dtype=None):
+def reshape_and_cache_quant(key, value, kq, vq, ks, vs, slot_mapping, *, dtype=None, format=None):
     """Quantize row ``token``, head by head, into slot ``slot_mapping[token]``; other slots stay."""
     num_blocks, block_size = kq.shape[:2]
+    quantize = quantize_row_fp8 if format == "fp8_per_token_head" else quantize_row
     for rows, codes, scales in ((key, kq, ks), (value, vq, vs)):
         scales = scales.reshape(codes.shape[:3]) if scales.ndim == 2 else scales
         for token, slot in enumerate(slot_mapping):
             if 0 <= slot < num_blocks * block_size:
                 block, offset = divmod(int(slot), block_size)
                 for head, row in enumerate(as_float32(rows[token], dtype)):
-                    codes[block, offset, head], scales[block, offset, head] = quantize_row(row)
+                    codes[block, offset, head], scales[block, offset, head] = quantize(row)
 
 
 def quantize_row(row):
@@ -56,7 +58,46 @@ def quantize_row(row):
     return np.clip(np.rint(row / scale), -127, 127).astype("int8"), scale
 
 
-def dequant_cache(q, scales, *, dtype="float32", blocks=None):
+def quantize_row_fp8(row):
+    """Codes and scale of one float32 row: ``scale = absmax / 448``, ``code = e4m3(x / scale)``."""
+    zeros = np.zeros(row.shape, "uint8")
+    absmax = np.max(np.abs(row), initial=np.float32(0))
+    if np.isnan(absmax):
+        return zeros, np.float32(np.nan)
+    scale = absmax / np.float32(448)
+    if scale == 0 or np.isinf(scale):
+        return zeros, scale
+    # The code of -0 is that of 0.
+    return to_e4m3(np.where(row == 0, 0, row / scale)), scale
+
+
+def e4m3_values():
+    """What the 128 codes without a sign mean: 4 bits of exponent, 3 of mantissa, and NaN as the last."""
+    exponent, mantissa = np.divmod(np.arange(128), 8)
+    small, large = mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10)
+    values = np.where(exponent == 0, small, large).astype("f4")
+    values[127] = np.nan
+    return values
+
+
+def to_e4m3(x):
+    """The nearest float8_e4m3fn of float32 values, ties to even, at most 448 in magnitude, as its bits."""
+    values = e4m3_values()[:127]
+    between = (values[1:] + values[:-1]) / 2
+    magnitude = np.abs(x)
+    code = np.searchsorted(between, magnitude)  # a value that lies between two codes gives the lower
+    tie = magnitude == between[np.minimum(code, 125)]
+    code = np.where(np.isnan(x), 127, code + (tie & (code % 2 == 1)))
+    return (code | np.signbit(x) * 0x80).astype("uint8")
+
+
+def from_e4m3(codes):
+    """The float32 values of float8_e4m3fn bits."""
+    values = e4m3_values()[codes & 0x7F]
+    return np.where((codes >= 0x80) & ~np.isnan(values), -values, values)
+
+
+def dequant_cache(q, scales, *, dtype="float32", blocks=None, format=None):
     """``float32(code) * scale``, rounded once to `dtype`; NaN where the scale is not finite.
 
     With `blocks`, result block ``n`` shows block ``blocks[n]``, or zeros where there is no such block.
@@ -67,7 +108,8 @@ def dequant_cache(q, scales, *, dtype="float32", blocks=None):
     for n, block in np.ndenumerate(chosen):
         if 0 <= block < q.shape[0]:
             scale = np.where(np.isfinite(scales[block]), scales[block], np.float32(np.nan))
-            out[n] = q[block].astype("f4") * scale[:, :, None]
+            values = from_e4m3(q[block]) if format == "fp8_per_token_head" else q[block].astype("f4")
+            out[n] = values * scale[:, :, None]
     return from_float32(out, dtype)
 
 
@@ -103,6 +145,7 @@ def paged_attention(
     soft_cap=None,
     sinks=None,
     dtype=None,
+    format=None,
     out=None,
     lse=None,
 ):
@@ -125,8 +168,8 @@ def paged_attention(
             seen = visible_slots(block_table[sequence], range(oldest, position + 1), key_cache.shape)
             for head in range(num_q_heads):
                 kv_head = head // (num_q_heads // num_kv_heads)
-                keys = cached_rows(key_cache, key_scales, seen, kv_head, dtype)
-                values = cached_rows(value_cache, value_scales, seen, kv_head, dtype)
+                keys = cached_rows(key_cache, key_scales, seen, kv_head, dtype, format)
+                values = cached_rows(value_cache, value_scales, seen, kv_head, dtype, format)
                 scores = keys @ q[token, head] * scale
                 if soft_cap is not None:
                     scores = soft_cap * np.tanh(scores / soft_cap)
@@ -143,11 +186,15 @@ def visible_slots(blocks, positions, cache_shape):
     return [(block, offset) for block, offset in found if 0 <= block < num_blocks]
 
 
-def cached_rows(cache, scales, slots, head, dtype=None):
+def cached_rows(cache, scales, slots, head, dtype=None, format=None):
     """Rows of one head as float64, ``[num_slots, head_size]``; codes times their scales."""
     rows = np.zeros((len(slots), cache.shape[3]))
     for n, (block, offset) in enumerate(slots):
-        row = as_float32(cache[block, offset, head], dtype if cache.dtype == np.uint16 else None)
+        row = cache[block, offset, head]
+        if format == "fp8_per_token_head":
+            row = from_e4m3(row)
+        else:
+            row = as_float32(row, dtype if cache.dtype == np.uint16 else None)
         if scales is not None:
             scale = scales.reshape(cache.shape[:3])[block, offset, head]
             row = row * np.float32(scale if np.isfinite(scale) else np.nan)

@@ -20,7 +20,6 @@ class StartupFinder:
                 # The package itself is gone, such as the checkout of an editable install.
                 return
             watch.watcher.find_spec(name)
-        return
 
 
 sys.meta_path.insert(0, StartupFinder)

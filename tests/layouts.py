@@ -1,4 +1,4 @@
-"""Environments of the tests' own: links to this one's packages and libraries, and records of where they are."""
+"""Environments of the tests' own: links to packages and libraries, and records of where they are."""
 
 import importlib.metadata
 import os
@@ -18,7 +18,7 @@ VARIABLES = ("LD_LIBRARY_PATH", "OCL_ICD_FILENAMES", "ONEAPI_DEVICE_SELECTOR")
 
 
 def link_packages(site):
-    """dpctl, dpnp and what they import; folders are real, for the linker takes `..` from the folder it is in."""
+    """dpctl, dpnp and what they import, in real folders: the linker follows `..` from where a link points."""
     for name in ("dpctl", "dpnp", "numpy", "platformdirs"):
         for path in (SITE / name, SITE / f"{name}.libs", *SITE.glob(f"{name}-*.dist-info")):
             if path.exists():

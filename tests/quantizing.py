@@ -37,13 +37,15 @@ def rows_of(rng, shape, dtype):
     return stored(rows, dtype)
 
 
-def quantize_case(rng, dtype, *, blocks=5, block_size=4, heads=2, size=16, value_size=None, tokens=6, axes=2):
+def quantize_case(
+    rng, dtype, *, blocks=5, block_size=4, heads=2, size=16, value_size=None, tokens=6, axes=2, codes="int8"
+):
     """Rows, and sentinel-filled codes and scales without gaps."""
     sizes = size, size if value_size is None else value_size
     scales = (blocks * block_size, heads) if axes == 2 else (blocks, block_size, heads)
     return (
         *(rows_of(rng, (tokens, heads, each), dtype) for each in sizes),
-        *(sentinel((blocks, block_size, heads, each), "int8") for each in sizes),
+        *(sentinel((blocks, block_size, heads, each), codes) for each in sizes),
         *(sentinel(scales, "float32") for _ in sizes),
     )
 
@@ -54,7 +56,8 @@ def check_quantize(queue, *host, wrap=None, **options):
     device = [twins.view(array) for array in host]
     quantize.reshape_and_cache_quant(*(wrap(array) for array in device) if wrap else device, **options)
     with np.errstate(all="ignore"):
-        reference.reshape_and_cache_quant(*host, dtype=options.get("dtype"))
+        taken = {name: options.get(name) for name in ("dtype", "format")}
+        reference.reshape_and_cache_quant(*host, **taken)
     twins.assert_equal()
 
 
@@ -67,7 +70,11 @@ def check_dequantize(queue, q, scales, out, *, blocks=None, **options):
     assert result is device[2]
     with np.errstate(all="ignore"):
         out[...] = reference.dequant_cache(
-            q, scales, dtype=options.get("dtype") or out.dtype.name, blocks=blocks
+            q,
+            scales,
+            dtype=options.get("dtype") or out.dtype.name,
+            blocks=blocks,
+            format=options.get("format"),
         )
     twins.assert_equal()
 

@@ -1,12 +1,13 @@
 """What a launch learns of an array, the same from dpnp's arrays and usm_ndarrays of every release."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 from helpers import Twins, to_device
-from kvcache_dpex.runtime.launch import arrays
+from kvcache_dpex.runtime.launch import arrays, readers, usm_state
 
 VIEWS = {
     "whole": np.s_[:],
@@ -45,16 +46,30 @@ def test_a_dtype_is_what_the_array_says(queue, wrap, character):
     assert arrays.read(array, "array")[1][2] == array.dtype == np.dtype(character)
 
 
-def test_where_its_state_lies_is_found_or_the_array_is_asked(queue, wrap, monkeypatch):
-    """A release whose objects show no such state is only slower."""
+@pytest.fixture
+def forgotten(monkeypatch):
+    """No type has been read before."""
+    monkeypatch.setattr(readers, "_readers", {})
+    monkeypatch.setattr(readers, "_output_readers", {})
+
+
+def is_read_from_the_struct(usm):
+    found = usm_state.reader(usm, lambda usm: usm, lambda usm: None, arrays.tensor_module().empty)
+    return found is not None
+
+
+@pytest.mark.parametrize("way", ["switched off", "not found"])
+def test_an_array_whose_struct_is_not_read_is_asked(queue, wrap, monkeypatch, forgotten, way):
+    """With the switch, and in a release whose objects show no such state, a call is only slower."""
     usm = to_device(np.zeros((2, 3), "int16"), queue)
-    assert arrays._state_place(usm) is not None
-    only = to_device(np.zeros(1, "float32"), queue)
-    tensor = SimpleNamespace(empty=lambda size, dtype, sycl_queue: only)
-    monkeypatch.setattr(arrays, "tensor_module", lambda: tensor)
-    assert arrays._state_place(usm) is None
-    monkeypatch.setattr(arrays, "_readers", {})
-    monkeypatch.setattr(arrays, "_output_readers", {})
+    assert is_read_from_the_struct(usm)
+    if way == "switched off":
+        monkeypatch.setenv("KVCACHE_DPEX_USM_STATE", "0")
+    else:
+        only = to_device(np.zeros(1, "float32"), queue)
+        tensor = SimpleNamespace(empty=lambda size, dtype, sycl_queue: only)
+        monkeypatch.setattr(arrays, "tensor_module", lambda: tensor)
+    assert not is_read_from_the_struct(usm)
     array = wrap(usm)
     assert arrays.read(array, "array") == arrays.read_output(array, "array")
     assert arrays.read(array, "array")[1][2] == np.dtype("int16")
@@ -85,7 +100,7 @@ def test_nothing_is_looked_for_in_an_array_of_another_package(queue):
     usm = to_device(np.zeros((2, 3), "int16"), queue)
     assert arrays.read(Other(usm), "array") == arrays.read(usm, "array")
     Other.__name__ = "usm_ndarray"
-    assert arrays._state_place(Other(usm)) is None
+    assert not is_read_from_the_struct(Other(usm))
 
 
 def test_slices_that_dpnp_makes_itself(queue):
@@ -118,3 +133,73 @@ def test_to_numpy(queue, wrap, view):
     found = arrays.to_numpy(wrap(Twins(queue).view(host)))
     np.testing.assert_array_equal(found, host)
     assert found.dtype == host.dtype
+
+
+class OnlyInterface:
+    """Memory as dpctl's interface describes it, and nothing else of an array."""
+
+    def __init__(self, usm):
+        self.__sycl_usm_array_interface__ = usm.__sycl_usm_array_interface__
+
+
+FOREIGN = {
+    "memory": (lambda usm: usm.usm_data, r"dpctl\.memory\._memory\.MemoryUSMDevice"),
+    "interface": (OnlyInterface, r"test_arrays\.OnlyInterface"),
+    "class": (lambda usm: type(arrays.as_dpnp(usm)), r"the class dpnp\.dpnp_array\.dpnp_array"),
+    "class of usm_ndarray": (type, r"the class .*\.usm_ndarray"),
+    "numpy": (lambda usm: np.zeros(3), r"numpy\.ndarray"),
+    "list": (lambda usm: [1, 2], r"builtins\.list"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_what_is_no_array(queue, case):
+    """dpctl #640, dpnp #2554: foreign objects with `__sycl_usm_array_interface__`, and classes."""
+    change, name = FOREIGN[case]
+    given = change(to_device(np.zeros(3, "float32"), queue))
+    wanted = f"^`key` must be a dpnp array, a usm_ndarray or a torch.Tensor, got {name}; dpnp.asarray "
+    for read in (arrays.read, arrays.read_output):
+        with pytest.raises(TypeError, match=wanted):
+            read(given, "key")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    [
+        (["f4"], r"a dtype or its name, got \['f4'\]"),
+        ([("a", "f4")], "a dtype or its name"),
+        ({"a": "f4"}, "a dtype or its name"),
+        (None, "a dtype or its name, got None"),
+        ("no dtype", "a dtype or its name, got 'no dtype'"),
+        (">f4", "in the byte order of the device, got '>f4'; use 'float32'"),
+        (np.dtype(">i2"), "in the byte order of the device, got .*; use 'int16'"),
+        ("U4", "numeric, of 1, 2, 4 or 8 bytes, got 'U4'"),
+        ("complex128", "numeric, of 1, 2, 4 or 8 bytes, got 'complex128'"),
+    ],
+    ids=str,
+)
+def test_what_is_no_dtype(dtype, reason):
+    with pytest.raises(TypeError, match=f"^`dtype` must be {reason}"):
+        arrays.storage_dtype(dtype)
+
+
+def test_a_torch_that_is_being_imported_is_no_torch(queue, wrap, monkeypatch, forgotten):
+    """While a thread imports torch, `sys.modules` has a module without `Tensor` in it."""
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    usm = to_device(np.arange(3, dtype="float32"), queue)
+    array = wrap(usm)
+    assert arrays.read(array, "array")[0] == usm._pointer
+    assert arrays.to_numpy(array).tolist() == [0, 1, 2]
+    assert arrays.empty_like(array, (2,), "float32").shape == (2,)
+
+
+@pytest.mark.parametrize("usm_type", ["device", "shared", "host"])
+def test_a_result_is_of_the_type_of_memory_and_on_the_queue_of_its_source(queue, wrap, usm_type):
+    import dpctl
+
+    own_queue = dpctl.SyclQueue(queue.sycl_device)
+    source = wrap(to_device(np.zeros(3, "float32"), own_queue, usm_type))
+    found = arrays.empty_like(source, (4, 5), "int16")
+    assert type(found) is type(source)
+    assert (found.shape, found.dtype, found.usm_type) == ((4, 5), np.dtype("int16"), usm_type)
+    assert found.sycl_queue == own_queue

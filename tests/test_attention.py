@@ -30,7 +30,7 @@ def rng():
     return np.random.default_rng(31)
 
 
-@pytest.mark.parametrize("code", [None, "int8"])
+@pytest.mark.parametrize("code", [None, "int8", "fp8"])
 @pytest.mark.parametrize("value", VALUES)
 def test_every_type(runner, queue, rng, value, code):
     """With the NaN of unused slots beside what is read: vLLM #641, flash-attention #1745."""
@@ -219,7 +219,7 @@ def test_batches(queue, data):
         head_size=data.draw(st.sampled_from([5, 16, 64, 128])),
     )
     value = data.draw(st.sampled_from(VALUES))
-    arguments, scales = as_cache(arguments, data.draw(st.sampled_from([value, "int8"])))
+    arguments, scales = as_cache(arguments, data.draw(st.sampled_from([value, "int8", "fp8"])))
     window = data.draw(st.none() | st.integers(1, 80))
     cap = data.draw(st.none() | st.floats(0.1, 50))
     options = {

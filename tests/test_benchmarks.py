@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import __main__ as command
-from benchmarks import contenders, memory, presets
+from benchmarks import blocks, contenders, memory, presets
 from benchmarks.contenders import ENTRIES, OURS, Entry
 from benchmarks.work import Absent, Work
 from helpers import ROOT, output_of
@@ -120,7 +120,7 @@ def test_slots_are_distinct_and_a_prefill_fills_blocks(case):
 
 def test_breakdown_prints_every_part():
     printed = output_of("", arguments=["-m", "benchmarks.breakdown", "--seconds", "0.2"])
-    parts = "its launch alone", "all slots negative", "reading five arrays", "wait for the kernel"
+    parts = "its launch alone", "all slots negative", "five arrays read", "wait for the kernel"
     assert [part for part in parts if part not in printed] == []
     assert ("torch.reshape_and_cache without a launch" in printed) == (find_spec("torch") is not None)
 
@@ -146,3 +146,18 @@ def test_bench_is_a_script_of_its_own():
     )
     assert done.stdout.count("bit-exact") == 3
     assert "0.258 of the bytes of torch.float32" in done.stdout
+
+
+def test_blocks_are_timed_without_vllm(capsys):
+    assert blocks.main(["--rounds", "1", "--total", "300"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[3:]] == [
+        *["blocks, handed out and freed"] * 3,
+        *["sequences, allocated and freed"] * 3,
+        *["hashed, cached, evicted"] * 2,
+    ]
+
+
+def test_vllm_is_looked_for_where_it_was_said_to_be(tmp_path):
+    with pytest.raises(SystemExit, match=r"has no vllm/v1/core/block_pool.py; --help says how to get it$"):
+        blocks.main(["--vllm", str(tmp_path)])

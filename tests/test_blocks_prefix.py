@@ -163,6 +163,40 @@ def test_a_rejected_draft_is_never_found():
     assert pool.find_prefix([*PROMPT[:6], 1, 5, 3]) == 8
 
 
+def test_a_commit_after_truncation_counts_from_there():
+    pool = pool_of()
+    committed(pool, "a", PROMPT[:8])
+    pool.truncate("a", 4)
+    pool.append("a", [1, 2, 3, 4])
+    pool.commit("a", 5)
+    assert pool.find_prefix([*PROMPT[:4], 1, 2, 3, 4, 0]) == 4
+    pool.commit("a")
+    pool.commit("a", 0)  # what was committed stays so
+    assert pool.find_prefix([*PROMPT[:4], 1, 2, 3, 4, 0]) == 8
+
+
+def test_truncation_drops_the_extra_keys_behind_it():
+    pool = pool_of()
+    pool.allocate("a", PROMPT[:8], extra_keys={6: "image"})
+    pool.truncate("a", 6)
+    pool.append("a", PROMPT[6:8])
+    pool.commit("a")
+    assert pool.find_prefix(PROMPT) == 8
+
+
+def test_forks_go_their_own_ways():
+    pool = pool_of(12)
+    committed(pool, "a", PROMPT)
+    pool.fork("a", "b")
+    pool.append("a", [1, 2], extra_keys={10: "image"})
+    pool.append("b", [3, 4, 5, 6])
+    pool.append("b", [7, 8])
+    for name in "ab":
+        pool.commit(name)
+    assert pool.find_prefix([*PROMPT, 1, 2, 0], extra_keys={10: "image"}) == 12
+    assert pool.find_prefix([*PROMPT, 3, 4, 5, 6, 7, 8, 0]) == 16
+
+
 def test_preemption_keeps_what_was_computed():
     pool = pool_of()
     committed(pool, "a", PROMPT)
@@ -184,7 +218,7 @@ def test_a_reset_forgets_prefixes_of_running_sequences_too():
         pool.commit(name)
     assert pool.find_prefix([*PROMPT[:9], 1, 2, 3, 4]) == 0
     assert committed(pool, "new", PROMPT[:9]) == 0
-    assert pool.find_prefix(PROMPT[:9]) == 8
+    assert pool.find_prefix([*PROMPT[:9], 1, 2, 3, 4]) == 8  # of new, and not what a and b appended
 
 
 # Eviction.

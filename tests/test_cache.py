@@ -158,9 +158,9 @@ def test_a_folder_that_cannot_be_made(monkeypatch, tmp_path):
     assert cache.read(NAME, IDENTITY) is None
     with cache.lock():
         pass
-    from kvcache_dpex.kernels.scatter import scatter
+    from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 
-    assert store.load(scatter, slot="int64").origin == "packaged"
+    assert store.load(scatter_gpu, slot="int64").origin == "packaged"
     assert cache.problems() == [
         f"{folder} cannot be used (Not a directory); name another folder by KVCACHE_DPEX_CACHE"
     ]
@@ -236,3 +236,11 @@ def test_two_processes_at_once(folder):
     assert done == ["", ""]
     assert seen >= {len(MODULE) + 100_000, len(MODULE) + 100_004}
     assert len(list(folder.iterdir())) == 1
+
+
+def test_doctor_shows_why_the_folder_is_not_used(file, folder, capsys):
+    from kvcache_dpex.__main__ import main
+
+    folder.chmod(0o777)
+    main(["doctor"])
+    assert f"note: {cache.problems()[0]}" in capsys.readouterr().out.splitlines()

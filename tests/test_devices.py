@@ -103,7 +103,7 @@ def nothing(found, monkeypatch):
 
 
 def reason():
-    with pytest.raises(RuntimeError, match="^no SYCL device found: ") as raised:
+    with pytest.raises(RuntimeError, match=r"^no SYCL device found: ") as raised:
         devices.default_device()
     return str(raised.value).partition(": ")[2]
 
@@ -248,8 +248,8 @@ def test_a_container_without_the_node(machine, tmp_path):
 def test_wsl2(machine):
     machine(wsl=True)
     assert gpu.absence() == (
-        "no Intel GPU is visible: this is WSL2, which reaches the GPU through /dev/dxg: install Intel's graphics "
-        f"driver on Windows and the Level Zero driver in Linux, {LEVEL_ZERO}"
+        "no Intel GPU is visible: this is WSL2, which reaches the GPU through /dev/dxg: install Intel's "
+        f"graphics driver on Windows and the Level Zero driver in Linux, {LEVEL_ZERO}"
     )
 
 

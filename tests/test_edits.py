@@ -200,7 +200,7 @@ def test_an_edit_in_jupyter_that_is_no_python(own_copy):
     lines = run(own_copy, SHELL.format(before="", cells=["call()", broken, "call()", mended, "call()"]))
     assert (lines[0], lines[-1]) == (BEFORE, AFTER)
     assert refused(own_copy) in lines
-    assert any("SyntaxError: invalid syntax (scatter_strided.py" in line for line in lines)
+    assert any("SyntaxError: invalid syntax" in line for line in lines), lines
     assert lines.count(BEFORE) == 1
 
 
@@ -223,19 +223,21 @@ HOOK = """
                 return spec
 
     sys.meta_path.insert(0, Finder())
-    from kvcache_dpex.kernels.scatter import scatter
+    from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
     from kvcache_dpex.runtime.compile import store
-    print("rewritten" in scatter.__code__.co_varnames, store.load(scatter, slot="int64").origin)
+    print("rewritten" in scatter_gpu.__code__.co_varnames, store.load(scatter_gpu, slot="int64").origin)
 """
 
 
-def test_a_hook_that_rewrites_functions_is_no_edit():
+def test_a_hook_that_rewrites_functions_is_no_edit(tmp_path):
     """As those of coverage tools, typeguard and pytest."""
-    done = run_python(textwrap.dedent(HOOK), KVCACHE_DPEX_KERNELS=None)
+    unwritten = {"PYTHONPYCACHEPREFIX": str(tmp_path)}  # no .pyc of the files as they are
+    done = run_python(textwrap.dedent(HOOK), KVCACHE_DPEX_KERNELS=None, **unwritten)
     assert done.stdout == "True packaged\n", done.stderr
 
 
-def test_what_is_made_from_kernels_is_forgotten():
+def test_what_is_made_from_kernels_is_forgotten(monkeypatch):
+    monkeypatch.setattr(edits, "_callbacks", [])
     made = edits.cache()
     made["kernel"] = 1
     edits.forget()

@@ -23,12 +23,13 @@ MAY_IMPORT = {
     "runtime/compile/lowering.py": ("runtime/compile", "kernels"),
     "runtime/compile/simulate.py": ("runtime/compile", "kernels"),
     "runtime/launch": ("runtime/launch", "runtime/compile", "runtime/environment"),
-    "ops": ("ops", "runtime", "layout", "kernels"),
+    "formats.py": (),
+    "ops": ("ops", "runtime", "layout", "formats", "kernels"),
     "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
-    "torch.py": ("dispatch", "ops", "runtime", "layout"),
-    "commands": ("", "commands", "ops", "runtime", "layout", "reference"),
-    "__main__.py": ("commands",),
+    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats"),
+    "commands": ("", "commands", "ops", "runtime", "layout", "formats", "reference"),
+    "__main__.py": ("", "commands"),
     "__init__.py": ("blocks", "ops", "runtime"),
 }
 
@@ -39,10 +40,10 @@ ONLY_IN = {
     "llvmlite": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
     "ctypes": (
         "runtime/launch/arguments.py",
-        "runtime/launch/arrays.py",
         "runtime/launch/interface.py",
         "runtime/launch/launch.py",
         "runtime/launch/order.py",
+        "runtime/launch/usm_state.py",
         "runtime/environment/bundle.py",
     ),
     "torch": (
@@ -137,7 +138,7 @@ def test_the_reader_of_imports_reads_them_all():
     """Guards the tests above: known imports of every kind are found, with the right room."""
     assert ("runtime.environment", True, True) in imports(Path("runtime/launch/launch.py"))
     assert ("runtime.compile.store", True, True) in imports(Path("runtime/launch/launch.py"))
-    assert ("kernels.scatter", True, True) in imports(Path("ops/write.py"))
+    assert ("kernels.scatter_gpu", True, True) in imports(Path("ops/write.py"))
     assert ("dpctl", False, False) in imports(Path("runtime/environment/devices.py"))
     assert ("numba_dpex", False, False) in imports(Path("runtime/compile/compiler.py"))
     assert ("ops.allocate", True, False) in imports(Path("__init__.py"))
@@ -148,7 +149,7 @@ import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {blocked}:
-            raise ImportError(name + " is blocked")
+            raise ModuleNotFoundError(name + " is blocked", name=name)
 sys.meta_path.insert(0, Blocker())
 """
 
@@ -184,6 +185,47 @@ def test_every_public_name_resolves_with_torch_and_numba_dpex_blocked():
         "print(int(caches[0].sum()))\n"
     )
     assert output_of(code) == "24"
+
+
+MODULES = ["layout", "reference", "torch"]
+
+
+def test_what_completion_offers():
+    """The public names and the public submodules, and nothing that the file imports for itself."""
+    offered = [name for name in dir(kvcache_dpex) if not name.startswith("__")]
+    assert offered == sorted([*kvcache_dpex.__all__, *MODULES])
+    assert "__version__" in dir(kvcache_dpex)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_submodules_are_loaded_when_they_are_used(name):
+    if name == "torch":
+        pytest.importorskip("torch", reason="torch is not installed")
+    code = (
+        f"import sys, kvcache_dpex as kv; before = 'kvcache_dpex.{name}' in sys.modules\n"
+        f"print(before, kv.{name} is sys.modules['kvcache_dpex.{name}'])"
+    )
+    assert output_of(code) == "False True"
+
+
+def test_the_torch_module_without_torch():
+    """An error with the remedy, of the kind that hasattr and help() expect."""
+    done = run_python(
+        blocking_import("torch")
+        + "import kvcache_dpex, pydoc\n"
+        + "print(hasattr(kvcache_dpex, 'torch'), 'empty_cache' in pydoc.render_doc(kvcache_dpex))\n"
+        + "kvcache_dpex.torch"
+    )
+    assert done.stdout == "False True\n"
+    assert done.stderr.splitlines()[-1] == (
+        "AttributeError: kvcache_dpex.torch needs torch, which is not installed: pip install torch"
+    )
+    assert "During handling" not in done.stderr
+
+
+def blocking_import(name):
+    """As where it is not installed."""
+    return f"import sys; sys.modules[{name!r}] = None\n"
 
 
 def test_unknown_names_are_said_to_be_unknown():

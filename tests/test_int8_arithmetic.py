@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from kvcache_dpex import reference
-from kvcache_dpex.kernels import device, int8
+from kvcache_dpex.kernels import intrinsics, views
+from kvcache_dpex.kernels.codecs import division, int8
+from kvcache_dpex.runtime.compile import parameters
+from kvcache_dpex.runtime.compile.simulate import Pointer, View
 from quantizing import check_quantize, quantize_case
 
 FLOAT32_MAX = np.finfo("f4").max
@@ -60,7 +63,7 @@ def test_fma_rounds_once():
     twice = 0
     for x, y, z in cases:
         wanted = nearest(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)))
-        found = device.fma(x, y, z)
+        found = intrinsics.fma(x, y, z)
         assert type(found) is np.float32
         assert found == wanted, (x, y, z)
         with np.errstate(over="ignore"):
@@ -79,34 +82,37 @@ def test_fma_rounds_once():
     ],
 )
 def test_fma_without_a_number(arguments, wanted):
-    np.testing.assert_equal(device.fma(*np.array(arguments, "f4")), np.float32(wanted))
+    np.testing.assert_equal(intrinsics.fma(*np.array(arguments, "f4")), np.float32(wanted))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_loads_and_stores_of_every_bit_pattern(dtype):
     """Each value comes back, NaN as NaN; halves of units in the last place round to even."""
     bits = np.arange(65536, dtype="u2")
-    pointer = bits.view("f2" if dtype == "float16" else "i2")
-    values = np.array([device.load(pointer, index) for index in range(0, 65536, 7)])
-    wanted = reference.as_float32(bits if dtype == "bfloat16" else pointer, dtype)[::7]
+    memory = bits.view("f2" if dtype == "float16" else "i2")
+    view = View(parameters.parse(f"{dtype}[element=1]"), Pointer(memory), [])
+    values = np.array([views.load(view, index) for index in range(0, 65536, 7)])
+    wanted = reference.as_float32(bits if dtype == "bfloat16" else memory, dtype)[::7]
     np.testing.assert_array_equal(values, wanted)
     between = [np.nextafter(value * np.float32(1 + 2.0**-9), np.float32(0)) for value in values[:3000]]
     between += [value * np.float32(1 + odd * 2.0**-12) for value in values[:2000] for odd in (1, 2, 3)]
     between = np.array([*between, FLOAT32_MAX, 65519.99, 65520, np.inf, -np.inf, np.nan], "f4")
-    out = np.zeros(len(between), pointer.dtype)
-    for index, value in enumerate(between):
-        device.store(out, index, value)
+    out = np.zeros(len(between), memory.dtype)
+    view = View(parameters.parse(f"{dtype}[element=1]"), Pointer(out), [])
+    with np.errstate(over="ignore"):
+        for index, value in enumerate(between):
+            views.store(view, value, index)
     np.testing.assert_array_equal(out.view("u2"), reference.from_float32(between, dtype).view("u2"))
 
 
 def test_codes_are_whole_and_fit():
     """What a device would cut off is an error in Python."""
     for value in (128, -129, 2**22):
-        with pytest.raises(ValueError, match="is no int8"):
-            device.code(np.int32(value))
+        with pytest.raises(ValueError, match="does not fit in int8"):
+            intrinsics.to_int8(np.int32(value))
     codes = np.array([1, -2, 127, -127], "i4")
-    assert [device.code(each) for each in codes] == codes.tolist()
-    assert device.unpack4(device.pack4(*codes)) == tuple(codes)
+    assert [intrinsics.to_int8(each) for each in codes] == codes.tolist()
+    assert [intrinsics.float_from_int8(np.int8(each)) for each in codes] == codes.tolist()
 
 
 def test_nearest_whole_numbers():
@@ -114,10 +120,10 @@ def test_nearest_whole_numbers():
     halves = np.arange(-300, 300).astype("f4") / np.float32(2)
     around = [halves, np.nextafter(halves, np.float32(999)), np.nextafter(halves, np.float32(-999))]
     for x in np.concatenate(around):
-        found = device.nearest(x)
+        found = intrinsics.rint_i32(x)
         assert (type(found), found) == (np.int32, np.rint(x))
     for value in (np.nan, np.inf, -np.inf, 1e30):
-        assert type(device.nearest(np.float32(value))) is np.int32
+        assert type(intrinsics.rint_i32(np.float32(value))) is np.int32
 
 
 def off_by(units):
@@ -133,12 +139,24 @@ def off_by(units):
 @pytest.fixture(params=range(-3, 4))
 def sloppy(request, monkeypatch):
     """OpenCL allows 2.5 units in the last place."""
-    monkeypatch.setattr(device, "divide", off_by(request.param))
+    monkeypatch.setattr(division, "divide", off_by(request.param))
 
 
 def absmaxes(rng):
     """Largest magnitudes of rows, from the least subnormal number to the largest; the hardest last."""
-    edges = [1, 2, 63, 64, 127, 0x007FFFFF, 0x00800000, int8.TINY - 1, int8.TINY, int8.SMALL - 1, int8.SMALL]
+    edges = [
+        1,
+        2,
+        63,
+        64,
+        127,
+        0x007FFFFF,
+        0x00800000,
+        int8.TINY - 1,
+        int8.TINY,
+        division.SMALL - 1,
+        division.SMALL,
+    ]
     bits = [*edges, 0x7F7FFFFF, *rng.integers(1, 0x7F800000, 300), *rng.integers(1, int8.TINY, 50)]
     return [*np.array(bits, "i4").view("f4"), *all_ones(rng)]
 
@@ -166,23 +184,16 @@ def test_codes_and_scales_on_a_sloppy_device(sloppy):
     """A16: IEEE quotients whatever the device's division gives."""
     rng = np.random.default_rng(51)
     for absmax in absmaxes(rng):
-        bits = device.magnitude(-absmax)
+        bits = intrinsics.abs_bits(-absmax)
         scale = int8.scale_of(bits)
         assert scale == absmax / np.float32(127)
-        divisor = int8.divisor_of(bits, scale)
-        inverse = int8.inverse_of(bits, divisor)
         for x in [absmax, -absmax, np.float32(0), *near_ties(rng, scale, absmax, 10)]:
             wanted = np.clip(np.rint(x / scale), -127, 127) if scale else 0
-            assert int8.code_of(lifted(x, bits, divisor), divisor, inverse) == wanted, (x, absmax)
-
-
-def lifted(x, bits, divisor):
-    """A value as a kernel divides it."""
-    return int8.lifted(x, int8.limit_of(bits, divisor)) if int8.is_special(bits) else x
+            assert int8.codes_of((x,), bits, scale) == (wanted,), (x, absmax)
 
 
 def fma_of_arrays(x, y, z):
-    """`device.fma` of whole arrays, for numbers of middling size."""
+    """`intrinsics.fma` of whole arrays, for numbers of middling size."""
     product = np.multiply(x, y, dtype="f8")
     total = product + z
     other = total - product
@@ -195,13 +206,13 @@ def fma_of_arrays(x, y, z):
 @pytest.mark.parametrize("units", [-3, 3])
 def test_the_inverse_of_every_mantissa(monkeypatch, units):
     """All 2**23 of them; those of ones only, which `inverse_of` knows, are not reached."""
-    monkeypatch.setattr(device, "fma", fma_of_arrays)
+    monkeypatch.setattr(division, "fma", fma_of_arrays)
     for start in range(0x3F800000, 0x40000000, 2**20):
         divisors = np.arange(start, start + 2**20, dtype="i4").view("f4")
         right = np.float32(1) / divisors
         found = (right.view("i4") + np.int32(units)).view("f4")
         for _ in range(2):
-            found = int8.nearer_inverse(divisors, found)
+            found = division.nearer_inverse(divisors, found)
         wrong = divisors[found != right]
         assert set(wrong.view("u4")) <= {0x3FFFFFFF}
 
@@ -210,12 +221,12 @@ def test_quotients_near_ties(monkeypatch):
     """2**21 rows' scales, each with a value that lies on a tie or beside one."""
     rng = np.random.default_rng(54)
     cases = np.array([next(triples(rng)) for _ in range(300)])
-    np.testing.assert_array_equal(fma_of_arrays(*cases.T), [device.fma(*case) for case in cases])
-    monkeypatch.setattr(device, "fma", fma_of_arrays)
+    np.testing.assert_array_equal(fma_of_arrays(*cases.T), [intrinsics.fma(*case) for case in cases])
+    monkeypatch.setattr(division, "fma", fma_of_arrays)
     divisors = (rng.integers(0, 2**23, 2**21) + 0x3F800000).astype("i4").view("f4")
     ties = ((rng.integers(0, 127, divisors.size) + 0.5) * divisors.astype("f8")).astype("f4")
     values = (ties.view("i4") + rng.integers(-2, 3, ties.size, dtype="i4")).view("f4")
-    found = int8.quotient_of(values, divisors, np.float32(1) / divisors)
+    found = division.quotient_of(values, divisors, np.float32(1) / divisors)
     np.testing.assert_array_equal(found, values / divisors)
 
 
@@ -224,30 +235,30 @@ def test_the_hardest_divisors(monkeypatch):
     rng = np.random.default_rng(52)
     chosen = [*all_ones(rng)[:6], *np.exp2(rng.uniform(-148, 127, 6)).astype("f4")]
     for absmax in chosen:
-        bits = device.magnitude(absmax)
+        bits = intrinsics.abs_bits(absmax)
         scale = int8.scale_of(bits)
-        divisor = int8.divisor_of(bits, scale)
+        divisor = division.divisor_of(bits, scale)
         inverses = set()
         for units in range(-3, 4):
-            monkeypatch.setattr(device, "divide", off_by(units))
-            inverses.add(int8.inverse_of(bits, divisor))
+            monkeypatch.setattr(division, "divide", off_by(units))
+            inverses.add(division.inverse_of(bits, divisor))
         assert inverses == {np.float32(1) / divisor}
         ties = ((np.arange(-127, 127) + 0.5) * scale.astype("f8")).astype("f4")
         for step in (-1, 0, 1):
             for x in np.clip((ties.view("i4") + np.int32(step)).view("f4"), -absmax, absmax):
                 wanted = np.clip(np.rint(x / scale), -127, 127)
-                assert int8.code_of(lifted(x, bits, divisor), divisor, *inverses) == wanted, (x, absmax)
+                assert int8.codes_of((x,), bits, scale) == (wanted,), (x, absmax)
 
 
 def test_scales_of_rows_without_a_number():
     for value in (np.inf, np.nan):
-        bits = device.magnitude(np.float32(-value))
+        bits = intrinsics.abs_bits(np.float32(-value))
         scale = int8.scale_of(bits)
         np.testing.assert_equal(scale, np.float32(value))
-        assert int8.inverse_of(bits, scale) == 0
-    assert device.magnitude(np.float32(np.nan)) > device.magnitude(np.float32(np.inf))
-    assert device.magnitude(np.float32(np.inf)) > device.magnitude(FLOAT32_MAX)
-    assert device.magnitude(np.float32(-0.0)) == 0
+        assert division.inverse_of(bits, scale) == 0
+    assert intrinsics.abs_bits(np.float32(np.nan)) > intrinsics.abs_bits(np.float32(np.inf))
+    assert intrinsics.abs_bits(np.float32(np.inf)) > intrinsics.abs_bits(FLOAT32_MAX)
+    assert intrinsics.abs_bits(np.float32(-0.0)) == 0
 
 
 @pytest.mark.parametrize("runner", ["plain"], indirect=True)

@@ -7,8 +7,8 @@ import pytest
 
 from helpers import random_bits, sentinel, to_device
 from kvcache_dpex import dequant_cache, reference, reshape_and_cache_quant
-from kvcache_dpex.kernels import device
-from kvcache_dpex.kernels.int8 import inverse_of, quotient_of
+from kvcache_dpex.kernels.codecs.division import inverse_of, quotient_of
+from kvcache_dpex.kernels.intrinsics import abs_bits, divide, float_from_bits
 from kvcache_dpex.runtime.compile import compiler, store
 from kvcache_dpex.runtime.launch import arrays, launch
 from quantizing import EXPONENTS, VALUES, option, quantize_rows, stored
@@ -213,14 +213,14 @@ def test_by_hand(kernel, queue, dtype, row, codes, scale):
 
 def count_wrong(item: "item[1]", wrong: "int32*"):  # noqa: F722, F821
     """How many quotients beside ties are not what the device divides, for one divisor from 1 to 2."""
-    divisor = device.number(np.int32(0x3F800000 + item.get_id(0)))
+    divisor = float_from_bits(np.int32(0x3F800000 + item.get_id(0)))
     inverse = inverse_of(np.int32(0x43000000), divisor)
     found = np.int32(0)
     for whole in range(127):
-        tie = device.magnitude((np.float32(whole) + np.float32(0.5)) * divisor)
+        tie = abs_bits((np.float32(whole) + np.float32(0.5)) * divisor)
         for units in range(-2, 3):
-            value = device.number(np.int32(tie + units))
-            if quotient_of(value, divisor, inverse) != device.divide(value, divisor):
+            value = float_from_bits(np.int32(tie + units))
+            if quotient_of(value, divisor, inverse) != divide(value, divisor):
                 found = np.int32(found + 1)
     wrong[item.get_id(0)] = found
 

@@ -78,6 +78,11 @@ def test_slots_of_sequence():
     assert layout.slots_of_sequence([], 0, 0, 16) == []
 
 
+def test_slots_of_blocks_that_are_no_longer_kept():
+    """vLLM #42273: no slot of a released block may name memory that belongs to another sequence by then."""
+    assert layout.slots_of_sequence([-1, -1, 5], 2, 10, 4) == [-1] * 6 + [20, 21]
+
+
 @pytest.mark.parametrize("position", range(4))
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),

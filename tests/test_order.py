@@ -119,7 +119,7 @@ def test_before_dpnps_later_work(any_queue, policy, size):
 
 
 def test_arguments_live_until_the_kernel_has_ended(any_queue, policy):
-    """dpctl #751: 300 launches on temporaries that are deleted at once, with garbage collected and memory reused."""
+    """dpctl #751: 300 launches on temporaries that are deleted at once, and whose memory is used again."""
     import dpnp
 
     tokens, size = 32, 64

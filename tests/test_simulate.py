@@ -6,31 +6,36 @@ import re
 import numpy as np
 import pytest
 
-from kvcache_dpex.kernels import device
-from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.intrinsics import barrier, get_local, group_max, put_local
+from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.kernels.scatter_strided import scatter_strided
-from kvcache_dpex.kernels.scatter_words import scatter_words
-from kvcache_dpex.runtime.compile.simulate import Pointer, simulate
+from kvcache_dpex.kernels.views import load, row_from, store
+from kvcache_dpex.runtime.compile import parameters
+from kvcache_dpex.runtime.compile.simulate import Pointer, View, simulate
 
 
 def refused(error, message):
     return pytest.raises(error, match=f"^{re.escape(message)}$")
 
 
-def scalars_of(kernel, **values):
-    """A kernel's scalars in its own order, by name."""
-    _, *parameters = kernel.__annotations__.items()
-    return [values[name] for name, text in parameters if not text.endswith("*")]
+def scalars_of(kernel, strides, **values):
+    """A kernel's strides and numbers in its own order, by name."""
+    found = []
+    for name, text in list(kernel.__annotations__.items())[1:]:
+        parameter = parameters.parse(text)
+        found += strides[name][: parameter.num_strides] if parameter.kind == "view" else [values[name]]
+    return found
 
 
-@pytest.mark.parametrize(("kernel", "row"), [(scatter, 2), (scatter_words, 4)])
+@pytest.mark.parametrize(("kernel", "row"), [(scatter_gpu, 2), (scatter_cpu, 4)])
 def test_whole_rows(kernel, row):
     """Rows of four 8-byte words, three tokens, a cache of two slots and slots given as 1, -1, 0."""
     key = np.arange(12, dtype="uint64")
     caches = np.zeros((2, 8), "uint64")
     pointers = [key, key + np.uint64(100), caches[0], caches[1], np.array([1, -1, 0], "int32")]
-    strides = dict.fromkeys(("key_stride", "value_stride", "key_cache_stride", "value_cache_stride"), row)
-    scalars = scalars_of(kernel, num_tokens=3, row=row, num_slots=2, slot_stride=1, **strides)
+    strides = dict.fromkeys(("key", "value", "key_cache", "value_cache"), (row, 1))
+    scalars = scalars_of(kernel, {**strides, "slot_mapping": (1,)}, num_tokens=3, row=row, num_slots=2)
     simulate(kernel, [row, 4], pointers, scalars, [row, 1])
     assert caches[0].tolist() == [8, 9, 10, 11, 0, 1, 2, 3]
     assert caches[1].tolist() == [108, 109, 110, 111, 100, 101, 102, 103]
@@ -40,13 +45,11 @@ def strided(slots, *, key_cache=None, key=None, num_slots=4):
     """scatter_strided over two tokens of one head of three bytes; four slots in blocks of two."""
     key = np.arange(6, dtype="uint8") if key is None else key
     caches = [np.full(12, 99, "uint8") if key_cache is None else key_cache, np.full(12, 99, "uint8")]
-    scalars = {"num_tokens": 2, "num_slots": num_slots, "block_size": 2, "slot_stride": 1}
-    for name in ("key", "value"):
-        scalars |= {f"{name}_size": 3, f"{name}_token": 3, f"{name}_head": 3, f"{name}_word": 1}
-        scalars |= {f"{name}_cache_block": 6, f"{name}_cache_offset": 3}
-        scalars |= {f"{name}_cache_head": 3, f"{name}_cache_word": 1}
+    rows = dict.fromkeys(("key", "value"), (3, 3, 1))
+    strides = {**rows, "key_cache": (6, 3, 3, 1), "value_cache": (6, 3, 3, 1), "slot_mapping": (1,)}
+    sizes = {"num_tokens": 2, "num_slots": num_slots, "block_size": 2, "key_size": 3, "value_size": 3}
     pointers = [key, np.arange(6, dtype="uint8"), *caches, np.array(slots)]
-    simulate(scatter_strided, [3, 1, 2], pointers, scalars_of(scatter_strided, **scalars), [3, 1, 1])
+    simulate(scatter_strided, [3, 1, 2], pointers, scalars_of(scatter_strided, strides, **sizes), [3, 1, 1])
     return caches[0].tolist()
 
 
@@ -96,7 +99,9 @@ def test_scalars_have_the_kernels_types():
 
 def test_arguments_are_checked():
     data = np.ones((2, 4), "float32")
-    with refused(TypeError, "double takes 3 arguments (data, factor, size), got 2"):
+    with refused(
+        TypeError, "double takes 3 pointers and numbers for its arguments (data, factor, size), got 2"
+    ):
         simulate(double, [16], [data], [2])
     with refused(TypeError, "`data` must be float32, got int32"):
         simulate(double, [16], [data.view("int32")], [2, 1])
@@ -116,10 +121,10 @@ def reverse(item: "nditem[2]", data: "int32*", largest: "int32*"):
     lane = item.get_local_id(0)
     lanes = item.get_local_range(0)
     at = item.get_global_id(1) * 8 + item.get_global_id(0)
-    device.put_local(lane, data[at])
-    device.barrier()
-    data[at] = device.get_local(lanes - 1 - lane)
-    peak = device.group_larger(data[at])
+    put_local(lane, data[at])
+    barrier()
+    data[at] = get_local(lanes - 1 - lane)
+    peak = group_max(data[at])
     if lane == 0:
         largest[item.get_global_id(1) * 2 + item.get_group().get_group_id(0)] = peak
 
@@ -138,7 +143,7 @@ def test_an_error_in_one_item_ends_its_group():
     def broken(item: "nditem[1]", data: "int32*"):
         if item.get_local_id(0) == 2:
             data[99] = 0
-        device.barrier()
+        barrier()
 
     with pytest.raises(IndexError, match=r"^index 99 of"):
         simulate(broken, [4], [np.zeros(4, "int32")], local_size=[4])
@@ -148,7 +153,72 @@ def test_local_memory_starts_empty():
     """Reading what no item of the group has written is an error, not a zero."""
 
     def careless(item: "nditem[1]", data: "int32*"):
-        data[0] = device.get_local(item.get_local_id(0))
+        data[0] = get_local(item.get_local_id(0))
 
     with refused(IndexError, "word 0 of the work-group is read, but nothing was put there"):
         simulate(careless, [1], [np.zeros(4, "int32")], local_size=[1])
+
+
+def view_of(text, memory, *strides):
+    return View(parameters.parse(text), Pointer(memory), strides)
+
+
+def test_views_of_vectors_and_rows():
+    """Indices count vectors along the last axis; a tuple of them loads or stores one element for each."""
+    memory = np.arange(12, dtype="int32")
+    pairs = view_of("int32*2[row, pair=1]", memory, 3)
+    assert load(pairs, 1, 2) == (10, 11)
+    assert load(pairs, 1, (0, 2)) == ((6, 7), (10, 11))
+    store(pairs, ((-1, -2), (-3, -4)), 0, (1, 0))
+    assert memory[:4].tolist() == [-3, -4, -1, -2]
+    columns = view_of("int32[row, column]", memory, 4, 2)
+    assert load(row_from(columns, 1, 1), (-1, 0)) == (4, 6)
+
+
+def test_vectors_are_aligned_to_their_size():
+    """Intel's compiler moves 16 bytes at a time; at other addresses, hardware may not."""
+    memory = np.zeros(12, "float32")
+    assert memory.ctypes.data % 16 == 0
+    view = View(parameters.parse("float32*4[part=1]"), Pointer(memory, 2), [])
+    with pytest.raises(ValueError, match=r"^vector 1 of 4 at <pointer to element 2 .* is not aligned"):
+        load(view, 1)
+    with pytest.raises(ValueError, match="is not aligned"):
+        store(view, (1, 2, 3, 4), 0)
+    assert (memory == 0).all()
+
+
+def test_views_check_indices_and_values():
+    memory = np.zeros(8, "float32")
+    view = view_of("float32*2[row, pair=1]", memory, 2)
+    with refused(IndexError, "a view of axes ['row', 'pair'] takes as many indices, got 1"):
+        load(view, 1)
+    with refused(ValueError, "2 values are stored at once, got 3"):
+        store(view, (1, 2, 3), 0, 0)
+    with pytest.raises(IndexError, match="lies outside of its memory"):
+        load(view, 1, 2)
+    assert (memory == 0).all()
+
+
+@pytest.mark.parametrize("text", ["float32[row=1, element]", "float32[row, element=2]", "[row]", "float32[]"])
+def test_an_annotation_that_says_nothing_is_refused(text):
+    with pytest.raises(ValueError, match="got '"):
+        parameters.parse(text)
+
+
+def scaled(item: "item[1]", data: "value[element=step]", factor: "factor", size: "int64"):
+    if item.get_id(0) < size:
+        store(data, load(data, item.get_id(0)) * np.float32(factor), item.get_id(0))
+
+
+def test_constants_and_steps_are_part_of_the_type():
+    texts = [
+        parameters.bind(text, {"value": "float32", "factor": 3, "step": "1"})
+        for text in ("value[element=step]", "factor", "int64")
+    ]
+    assert texts == ["float32[element=1]", "3", "int64"]
+    assert parameters.flattened(texts) == ("float32*", "int64")
+    data = np.ones(4, "float32")
+    simulate(scaled, [4], [data], [3], types={"factor": 3, "step": "1"})
+    assert data.tolist() == [3, 3, 3, 1]
+    simulate(scaled, [4], [data], [2, 2], types={"factor": 2})
+    assert data.tolist() == [6, 3, 6, 1]

@@ -197,7 +197,7 @@ def test_threads_compile_a_kernel_once(compilations, monkeypatch, tmp_path):
 
 LOAD = """
 import time
-from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import compiler, store
 
 def slow(*arguments):
@@ -207,12 +207,12 @@ def slow(*arguments):
 compiler.available = lambda: True
 compiler.compile_kernel = slow
 store.packaged = lambda wanted: None
-print(store.load(scatter, slot="int64").origin)
+print(store.load(scatter_gpu, slot="int64").origin)
 """
 
 
 def test_processes_compile_a_kernel_once(tmp_path):
-    code = LOAD.format(module=tiny_module("scatter_int64").hex())
+    code = LOAD.format(module=tiny_module("scatter_gpu_int64").hex())
     with ThreadPoolExecutor(4) as pool:
         runs = [
             pool.submit(
@@ -225,13 +225,13 @@ def test_processes_compile_a_kernel_once(tmp_path):
 
 
 def test_compiling_on_demand_skips_the_package_and_the_cache(compilations, monkeypatch):
-    from kvcache_dpex.kernels.scatter import scatter
+    from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 
-    assert load(scatter, slot="int32").origin == "packaged"
+    assert load(scatter_gpu, slot="int32").origin == "packaged"
     monkeypatch.setenv("KVCACHE_DPEX_KERNELS", "compile")
     for _ in range(2):
-        assert load(scatter, slot="int32").origin == "compiled"
-    assert compilations == ["scatter", "scatter"]
+        assert load(scatter_gpu, slot="int32").origin == "compiled"
+    assert compilations == ["scatter_gpu", "scatter_gpu"]
 
 
 def test_without_a_compiler(compilations, monkeypatch):

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import spirv, store
 from kvcache_dpex.runtime.launch import launch
 
 
 @pytest.fixture
 def module():
-    return store.load(scatter, slot="int64")
+    return store.load(scatter_gpu, slot="int64")
 
 
 def test_a_required_size_is_one_mode_of_the_entry_point(module):
@@ -52,7 +52,7 @@ def test_a_cpu_device_gets_a_size_that_fits_its_work_groups(width, size, module,
     if not device.is_cpu:
         pytest.skip("only a CPU device is given a sub-group size")
     assert launch.subgroup_size(device, width) == size
-    assert launch.build(module, queue, size).compile_sub_group_size == size
+    assert launch.build(module, queue, size).kernel.compile_sub_group_size == size
 
 
 def test_other_devices_choose_for_themselves():

@@ -28,12 +28,12 @@ LAYOUT = "e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64"
 TRIPLE = "nvptx64-nvidia-cuda"
 # Of what number of bytes the operations pass a pointer only where it is a multiple.
 ALIGNED = {
-    "scatter": {"key": 16, "value": 16, "key_cache": 16, "value_cache": 16},
-    "quantize_lanes": {"key": 16, "value": 16},
-    "dequantize": {"codes": 8, "out": 16},
+    "scatter_gpu": {"key": 16, "value": 16, "key_cache": 16, "value_cache": 16},
+    "quantize_gpu": {"key": 16, "value": 16},
+    "dequantize_gpu": {"codes": 8, "out": 16},
 }
 # The axis with the most work-groups, where it is not the last: only CUDA's x takes more than 65535.
-LONG_AXIS = {"dequantize": 1}
+LONG_AXIS = {"dequantize_gpu": 1}
 
 
 def translate(name: str, binary: bytes, index_space: str) -> tuple[str, str]:
@@ -46,7 +46,7 @@ def translate(name: str, binary: bytes, index_space: str) -> tuple[str, str]:
 
 def grid_axes(kernel: str, dimensions: int) -> str:
     """
-    >>> grid_axes("scatter", 2), grid_axes("scatter_strided", 3)
+    >>> grid_axes("scatter_gpu", 2), grid_axes("scatter_strided", 3)
     ('yxz', 'zyx')
     """
     axes = list("xyz")

@@ -50,14 +50,26 @@ def large_cases() -> list[Case]:
             for layout in ("contiguous", "packed", "interleaved"):
                 shape = (tokens, heads, (size, size), layout, slot)
                 found += [write_case(rng, dtype, *shape, blocks=40) for dtype in ("float16", "float32")]
-                found += [quantize_case(rng, value, *shape, blocks=40) for value in VALUE_TYPES]
+                found += [
+                    quantize_case(rng, value, *shape, format, blocks=40)
+                    for value in VALUE_TYPES
+                    for format in CODES
+                ]
         found += [
-            dequantize_case(rng, value, (33, 16, heads, size), block)
+            dequantize_case(rng, value, (33, 16, heads, size), block, format)
             for value in VALUE_TYPES
             for block in (None, *SLOT_TYPES)
         ]
-    found.append(write_case(rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", blocks=1100))
-    found.append(quantize_case(rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", blocks=1100))
+    found.append(
+        write_case(
+            rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", "int8_per_token_head", blocks=1100
+        )
+    )
+    found.append(
+        quantize_case(
+            rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", "int8_per_token_head", blocks=1100
+        )
+    )
     return found
 
 
@@ -145,7 +157,10 @@ def main(folder: str, fault: str = "none") -> None:
     """What compute-sanitizer watches: the small cases, in buffers without margins."""
     cases = all_cases()
     if fault != "none":
-        named = {"stray_store": "write-float32-7x2x12-", "no_barriers": "quantize-float32-11x3x64-"}[fault]
+        named = {
+            "stray_store": "write-float32-7x2x12-",
+            "no_barriers": "quantize-float32-int8_per_token_head-11x3x64-",
+        }[fault]
         cases = [case for case in cases if case.name.startswith(named)]
     report = run_cases(Translated(Path(folder), FAULTS.get(fault)), cases, margin=0)
     print(json.dumps(report))

@@ -102,12 +102,12 @@ class BlockPool(PoolReadings):
         if needed > free:
             raise OutOfBlocks(f"sequence {sequence!r}", needed, free, self.num_blocks)
         self._blocks.share(state.held)
-        state.published, state.computed = len(shared), len(shared) * self.block_size
+        state.published = len(shared)
         self._hits += len(shared)
         self._misses += misses
         state.table = shared + self._blocks.take(needed)
         self._states[sequence] = state
-        return state.computed
+        return len(shared) * self.block_size
 
     def append(
         self, sequence: Hashable, tokens: Tokens, *, extra_keys: ExtraKeys | None = None
@@ -182,17 +182,14 @@ class BlockPool(PoolReadings):
             Number of leading tokens that have been written; by default all of them.
         """
         state = self._state(sequence)
-        computed = state.length
-        if length is not None:
-            computed = max(self._checked_length(sequence, state, length), state.computed)
-        state.computed = computed
-        full = computed // self.block_size
+        length = state.length if length is None else self._checked_length(sequence, state, length)
+        full = length // self.block_size
         if state.tokens is not None and state.epoch == self._epoch:
             hashes = state.hashes_up_to(full)
             for index in range(state.published, full):
                 self._blocks.publish(state.table[index], hashes[index])
-            state.published = full
-        passed = first_needed(computed, self.block_size, self.sliding_window)
+            state.published = max(state.published, full)
+        passed = first_needed(length, self.block_size, self.sliding_window)
         if passed > state.released:
             self._blocks.release(state.table[state.released : passed])
             state.table[state.released : passed] = [-1] * (passed - state.released)

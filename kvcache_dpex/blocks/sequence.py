@@ -14,7 +14,7 @@ class SequenceState:
 
     __slots__ = (
         *("tokens", "length", "keys", "block_size", "epoch", "table", "hashes"),
-        *("computed", "published", "released"),
+        *("published", "released"),
     )
 
     def __init__(self, new: NewTokens, block_size: int, epoch: int) -> None:
@@ -25,7 +25,6 @@ class SequenceState:
         self.epoch = epoch  # how often the pool's prefix cache had been reset
         self.table: list[int] = []
         self.hashes: list[bytes] = []  # of the leading full blocks, as far as they were needed
-        self.computed = 0  # leading tokens whose keys and values are written
         self.published = 0  # leading blocks whose hashes were offered to the pool
         self.released = 0  # leading blocks that a sliding window left behind: -1 in the table
 
@@ -39,7 +38,7 @@ class SequenceState:
         tokens = None if self.tokens is None else self.tokens[:]
         twin = SequenceState(NewTokens(tokens, self.length, dict(self.keys)), self.block_size, self.epoch)
         twin.table, twin.hashes = list(self.table), list(self.hashes)
-        twin.computed, twin.published, twin.released = self.computed, self.published, self.released
+        twin.published, twin.released = self.published, self.released
         return twin
 
     def missing(self, count: int = 0) -> int:
@@ -71,7 +70,6 @@ class SequenceState:
         full = length // self.block_size
         del self.hashes[full:]
         self.length = length
-        self.computed = min(self.computed, length)
         self.published = min(self.published, full)
         end = -(-length // self.block_size)
         surplus = self.table[end:]

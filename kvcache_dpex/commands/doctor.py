@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..runtime.compile import compiler, store
+from ..runtime.compile import cache, compiler, store
 from ..runtime.environment import compatibility, devices, gpu, libraries
 from . import arguments, check, output
 
@@ -137,9 +137,12 @@ def _look_for_kernels(report: dict[str, Any]) -> None:
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         report["problems"].append(f"the kernels cannot be read ({error}): {REINSTALL}")
         return
+    report["notes"] += cache.problems()
     rest = len(signatures) - packaged
     if not signatures:
-        report["problems"].append(f"the package has no kernels, for their Python files are missing: {REINSTALL}")
+        report["problems"].append(
+            f"the package has no kernels, for their Python files are missing: {REINSTALL}"
+        )
     elif rest and not report["compiler"]:
         report["problems"].append(
             f"{rest} kernels are not packaged with this source and need a compiler: pip install "

@@ -11,7 +11,9 @@ from . import arguments, output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="action", dest="action", required=True)
-    text = "one line for each kernel: its name, the bytes of its SPIR-V, where that comes from, its capabilities"
+    text = (
+        "one line for each kernel: its name, the bytes of its SPIR-V, where that comes from, its capabilities"
+    )
     arguments.add_json(actions.add_parser("list", help=text, description=text))
     text = "compile every kernel into the package; needs numba-dpex"
     arguments.add_json(actions.add_parser("build", help=text, description=text))

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns. Nothing is truncated, whatever the width of the terminal, so that each cell can be copied.
+    """Aligned columns. No cell is truncated, whatever the width of the terminal.
 
     >>> print_table(["device", "memory"], [["opencl:cpu:0", "31.0 GiB"], ["cuda:gpu:0", "8.0 GiB"]])
     device        memory

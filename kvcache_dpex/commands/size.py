@@ -5,16 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..formats import PLAIN, QUANTIZED
 from . import arguments, output
 
-BYTES_A_SCALE = 4
-# Bytes of one value, and of one scale for each (token, head), of keys and of values.
-FORMATS = {
-    "float32": (4, 0),
-    "float16 / bfloat16": (2, 0),
-    "float8 (moved, not quantized)": (1, 0),
-    "int8 with float32 scales": (1, BYTES_A_SCALE),
-}
+FORMATS = {**PLAIN, **QUANTIZED}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 def plan(
     num_layers: int, num_kv_heads: int, head_size: int, block_size: int, memory: int
 ) -> list[dict[str, Any]]:
-    """For each format the bytes of one token, and the whole blocks and the tokens that fit into `memory` bytes."""
+    """For each format the bytes of one token, and the blocks and tokens that fit into `memory` bytes."""
     found = []
     for name in FORMATS:
         size = bytes_a_token(name, num_layers, num_kv_heads, head_size)
@@ -77,8 +71,7 @@ def _cells(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
 def bytes_a_token(name: str, num_layers: int, num_kv_heads: int, head_size: int) -> int:
     """Bytes of one token's keys, values and scales in all layers.
 
-    >>> bytes_a_token("int8 with float32 scales", num_layers=1, num_kv_heads=8, head_size=128)
+    >>> bytes_a_token("int8_per_token_head", num_layers=1, num_kv_heads=8, head_size=128)
     2112
     """
-    value_bytes, scale_bytes = FORMATS[name]
-    return 2 * num_layers * num_kv_heads * (head_size * value_bytes + scale_bytes)
+    return 2 * num_layers * num_kv_heads * FORMATS[name].row_bytes(head_size)

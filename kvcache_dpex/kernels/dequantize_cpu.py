@@ -18,7 +18,7 @@ ZEROS = (np.float32(0.0),) * 4
 
 
 def dequantize_cpu(
-    item: "nditem[3]",  # (parts of a quarter of a row, rows of a block, blocks of the result), rows rounded up
+    item: "nditem[3]",  # (parts of a quarter row, rows of a block, blocks of the result), rows rounded up
     codes: "code[block, row, element=1]",
     scales: "float32[block, row=1]",
     blocks: "block[n]",  # not read unless `listed`
@@ -35,9 +35,9 @@ def dequantize_cpu(
     n = item.get_global_id(2)
     if row < rows:
         block = block_shown(blocks, n, listed)
-        values = ZEROS
         if 0 <= block < num_blocks:
-            codec = codec_of(codes)
             scale = load(scales, block, row)
-            values = each(codec.value_of, load(codes, block, row, elements), scale)
-        store(out, values, n, row, elements)
+            values = each(codec_of(codes).value_of, load(codes, block, row, elements), scale)
+            store(out, values, n, row, elements)
+        else:
+            store(out, ZEROS, n, row, elements)

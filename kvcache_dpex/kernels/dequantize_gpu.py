@@ -36,14 +36,13 @@ def dequantize_gpu(
     n = item.get_global_id(2)
     if row < rows:
         block = block_shown(blocks, n, listed)
-        low = ZEROS
-        high = ZEROS
         if 0 <= block < num_blocks:
             codec = codec_of(codes)
             scale = load(scales, block, row)
-            low_codes = load(codes, block, row, first)
-            high_codes = load(codes, block, row, second)
-            low = each(codec.value_of, low_codes, scale)
-            high = each(codec.value_of, high_codes, scale)
-        store(out, low, n, row, first)
-        store(out, high, n, row, second)
+            low = load(codes, block, row, first)
+            high = load(codes, block, row, second)
+            store(out, each(codec.value_of, low, scale), n, row, first)
+            store(out, each(codec.value_of, high, scale), n, row, second)
+        else:
+            store(out, ZEROS, n, row, first)
+            store(out, ZEROS, n, row, second)

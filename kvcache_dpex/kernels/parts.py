@@ -1,4 +1,4 @@
-"""How items share a row: in equal parts, none of them short, so that a CPU needs no mask at the end of a row."""
+"""How items share a row: in equal parts, none of them short, so that no item needs a guard at its end."""
 
 from .views import is_contiguous
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from .. import formats
 from ..layout import cache_shapes
 from ..runtime.environment import devices
 from ..runtime.launch import arrays, launch
@@ -70,10 +71,11 @@ def empty_quant_cache(
     head_size: int,
     *,
     value_head_size: int | None = None,
+    format: str = "int8_per_token_head",
     device: Any = None,
     usm_type: str = "device",
 ) -> tuple[Any, Any, Any, Any]:
-    """Allocate int8 caches for keys and values, and their scales, all filled with zeros.
+    """Allocate caches of codes for keys and values, and their scales, all filled with zeros.
 
     A fresh cache decodes to 0 everywhere.
 
@@ -81,10 +83,13 @@ def empty_quant_cache(
     ----------
     num_blocks, block_size, num_kv_heads, head_size, value_head_size, device, usm_type
         As for `empty_cache`.
+    format
+        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``, whose codes are uint8 arrays that hold the
+        bits of float8_e4m3fn.
 
     Returns
     -------
-    kq, vq : dpnp.ndarray, int8
+    kq, vq : dpnp.ndarray, int8 or uint8
         Codes, ``[num_blocks, block_size, num_kv_heads, head_size]``.
     ks, vs : dpnp.ndarray, float32
         Scales by slot, ``[num_blocks * block_size, num_kv_heads]``.
@@ -104,7 +109,8 @@ def empty_quant_cache(
     kq, vq = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
     scales = (kq[0] * kq[1], kq[2])
     shapes = {"kq": kq, "vq": vq, "ks": scales, "vs": scales}
-    dtypes = {"kq": "int8", "vq": "int8", "ks": "float32", "vs": "float32"}
+    codes = formats.quantized(format).dtype
+    dtypes = {"kq": codes, "vq": codes, "ks": "float32", "vs": "float32"}
     codes_k, codes_v, scales_k, scales_v = allocate(shapes, dtypes, device, usm_type)
     return codes_k, codes_v, scales_k, scales_v
 

@@ -12,12 +12,13 @@ from ..kernels.paged_attention_strided import paged_attention_strided
 from ..runtime.launch.arrays import Operand
 from . import validate
 from .calls import Plan, Result
-from .declaration import Array, DType, Float, Int, Written
+from .declaration import Array, DType, Float, Int, Name, Written
 from .groups import CPU_VECTOR, group_limit, round_up
-from .operation import operation
+from .operation import operation, perform
 from .plan import plan_of
 
 LOG2_E = math.log2(math.e)
+VALUES = ("float32", "float16", "bfloat16")
 NO_WINDOW = 2**31  # more than a sequence can have
 
 
@@ -38,6 +39,7 @@ def _check(
     out: Operand | None,
     lse: Operand | None,
     return_lse: bool,
+    format: Any,
 ) -> None:
     value_type = validate.float_type("query", query, dtype)
     if len(query.shape) != 3:
@@ -46,18 +48,17 @@ def _check(
         )
     _check_caches(query, key_cache, value_cache)
     _check_sequences(query, block_table, seq_lens, query_start_loc)
+    code_type = _code_type(key_cache, format, dtype)
     for name, scales, cache_name, cache in (
         ("key_scales", key_scales, "key_cache", key_cache),
         ("value_scales", value_scales, "value_cache", value_cache),
     ):
-        if cache.dtype_name == "int8":
-            if scales is None:
-                raise ValueError(f"`{name}` must be given where `{cache_name}` is int8, got None")
+        if scales is not None and code_type in VALUES:
+            raise ValueError(f"`{name}` must be None, for `{cache_name}` is {code_type}, which has no scales")
+        if scales is None and code_type not in VALUES:
+            raise ValueError(f"`{name}` must be given, for `{cache_name}` is {code_type}, got None")
+        if scales is not None:
             validate.scales(name, scales, cache_name, cache)
-        else:
-            validate.float_type(cache_name, cache, dtype)
-            if scales is not None:
-                raise ValueError(f"`{name}` must be None, for `{cache_name}` is {cache.dtype_name}, not int8")
     if sinks is not None:
         validate.of_type("sinks", sinks, "float32")
         validate.of_shape("sinks", sinks, (query.shape[1],), "[num_q_heads]")
@@ -66,6 +67,13 @@ def _check(
         raise TypeError(f"`out` must have the dtype of `query`, {query.dtype_name}, got {out.dtype_name}")
     if lse is not None:
         validate.of_type("lse", lse, "float32")
+
+
+def _code_type(key_cache: Operand, format: Any, dtype: Any) -> str:
+    """The type of the elements of the caches."""
+    if key_cache.dtype_name in ("int8", "uint8", "float8_e4m3fn") or format is not None:
+        return validate.codes("key_cache", key_cache, format)
+    return validate.float_type("key_cache", key_cache, dtype)
 
 
 def _check_caches(query: Operand, key_cache: Operand, value_cache: Operand) -> None:
@@ -161,6 +169,7 @@ def _plan(
     out: Operand,
     lse: Operand | None,
     return_lse: bool,
+    format: Any,
     alignment: int,
 ) -> Plan | None:
     num_tokens, num_q_heads, head_size = query.shape
@@ -176,9 +185,7 @@ def _plan(
             f"{value_head_size}"
         )
     value_type = validate.float_type("query", query, dtype)
-    code_type = (
-        "int8" if key_cache.dtype_name == "int8" else validate.float_type("key_cache", key_cache, dtype)
-    )
+    code_type = _code_type(key_cache, format, dtype)
     scale = head_size**-0.5 if scale is None else scale
     factor, cap = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
     return plan_of(
@@ -239,6 +246,7 @@ def paged_attention(
     out: Written = None,
     lse: Written = None,
     return_lse: bool = False,
+    format: Name = None,
 ) -> Any:
     """Causal attention of query tokens to the cached tokens of their sequences, which are read in place.
 
@@ -252,7 +260,7 @@ def paged_attention(
         The query tokens of all sequences, one sequence after the other. `num_q_heads` is a multiple of
         `num_kv_heads`; consecutive query heads share a head of the cache.
     key_cache, value_cache : [num_blocks, block_size, num_kv_heads, head_size]
-        float32, float16, bfloat16 or int8, of any strides; the head size of values may differ.
+        float32, float16, bfloat16, or int8 or fp8 codes, of any strides; the head size of values may differ.
     block_table : [num_seqs, max_blocks], int32
         The blocks of each sequence in order. Entries behind the end of a sequence are never read. Positions
         whose block is not in ``[0, num_blocks)``, or that the table has no entry for, are left out.
@@ -263,7 +271,7 @@ def paged_attention(
         one token for each sequence. Rows of `out` and `lse` before the first and after the last are not
         written.
     key_scales, value_scales : [num_blocks * block_size, num_kv_heads], float32
-        Scales of int8 caches, as `reshape_and_cache_quant` writes them.
+        Scales of codes, as `reshape_and_cache_quant` writes them.
     scale : float
         Factor of the scores, by default ``head_size ** -0.5``.
     sliding_window : int
@@ -281,6 +289,9 @@ def paged_attention(
         Takes the logarithm (base e) of the softmax's denominator, sinks included.
     return_lse
         Return `lse` too.
+    format
+        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``, where the caches hold codes. By default the
+        one that their dtype says; uint8 arrays need it.
 
     Returns
     -------
@@ -313,3 +324,20 @@ def paged_attention(
     >>> out.shape, round(float(lse[0, 0]), 4)  # 17 scores of 0: the logarithm of 17
     ((1, 32, 128), 2.8332)
     """
+    return perform(
+        paged_attention,
+        (
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            seq_lens,
+            query_start_loc,
+            key_scales,
+            value_scales,
+            sinks,
+            out,
+            lse,
+        ),
+        (scale, sliding_window, soft_cap, dtype, return_lse, format),
+    )

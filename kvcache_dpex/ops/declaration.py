@@ -9,6 +9,8 @@ Array = Annotated[Any, "read"]
 """A dpnp array, usm_ndarray or torch.Tensor that is read."""
 Written = Annotated[Any, "written"]
 """An array that is changed in place."""
+Name = Annotated[Any, "str"]
+"""A name, or None."""
 DType = Annotated[Any, "ScalarType"]
 """A dtype or its name."""
 Float = Annotated[Any, "float"]

@@ -10,14 +10,16 @@ from ..kernels.dequantize_strided import dequantize_strided
 from ..runtime.launch.arrays import Operand
 from . import validate
 from .calls import Plan, Result
-from .declaration import Array, DType, Written
+from .declaration import Array, DType, Name, Written
 from .groups import head_groups, row_groups
-from .operation import operation
+from .operation import operation, perform
 from .plan import Variant, across_items, anywhere, choose, merged, plan_of, within_items
 
 
-def _check(q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand | None) -> None:
-    validate.codes("q", q)
+def _check(
+    q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand | None, format: Any
+) -> None:
+    validate.codes("q", q, format)
     if len(q.shape) != 4:
         raise ValueError(
             f"`q` must have shape [num_blocks, block_size, num_kv_heads, head_size], got {list(q.shape)}"
@@ -38,13 +40,23 @@ def _results(q: Operand, dtype: Any, blocks: Operand | None, **others: Any) -> d
 
 
 def _plan(
-    q: Operand, scales: Operand, dtype: Any, blocks: Operand | None, out: Operand, alignment: int
+    q: Operand,
+    scales: Operand,
+    dtype: Any,
+    blocks: Operand | None,
+    out: Operand,
+    format: Any,
+    alignment: int,
 ) -> Plan | None:
     if 0 in out.shape:
         return None
     chosen = None if blocks is None else validate.blocks(blocks)
     value_type = validate.float_type("out", out, dtype)
-    types = {"value": value_type, "code": "int8", "block": chosen.dtype_name if chosen else "int64"}
+    types = {
+        "value": value_type,
+        "code": validate.codes("q", q, format),
+        "block": chosen.dtype_name if chosen else "int64",
+    }
     scales = validate.scales("scales", scales, "q", q)
     out = validate.leading_axes_merged("out", out, len(out.shape) - 3)
     operands = q, scales, chosen, out, types, alignment
@@ -53,14 +65,20 @@ def _plan(
 
 @operation(_check, _plan, results=_results, aligned="q out")
 def dequant_cache(
-    q: Array, scales: Array, *, dtype: DType = None, blocks: Array = None, out: Written = None
+    q: Array,
+    scales: Array,
+    *,
+    dtype: DType = None,
+    blocks: Array = None,
+    out: Written = None,
+    format: Name = None,
 ) -> Any:
-    """Decode int8 codes: ``float32(code) * scale``, rounded once to `dtype`.
+    """Decode int8 or fp8 codes: ``float32(code) * scale``, rounded once to `dtype`.
 
     Parameters
     ----------
-    q : [num_blocks, block_size, num_kv_heads, head_size], int8
-        Codes, of any strides.
+    q : [num_blocks, block_size, num_kv_heads, head_size], int8, float8_e4m3fn or uint8
+        Codes, of any strides. uint8 arrays hold the bits of float8_e4m3fn.
     scales : [num_blocks * block_size, num_kv_heads], float32
         Scales by slot; ``[num_blocks, block_size, num_kv_heads]`` is accepted. A scale that is not finite
         gives NaN for its row.
@@ -71,6 +89,9 @@ def dequant_cache(
         zeros where `blocks` is negative or names no block. By default every block, in order.
     out
         Where to put the result, changed in place; by default a new array.
+    format
+        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``. By default the one that the dtype of `q` says;
+        uint8 arrays need it.
 
     Returns
     -------
@@ -89,6 +110,7 @@ def dequant_cache(
     >>> kv.dequant_cache(kq, ks, dtype="float16").shape
     (4, 16, 8, 128)
     """
+    return perform(dequant_cache, (q, scales, blocks, out), (dtype, format))
 
 
 def _whole_rows(

@@ -10,7 +10,7 @@ from . import validate
 from .calls import Plan, Result
 from .declaration import Array, DType, Written
 from .groups import head_groups
-from .operation import operation
+from .operation import operation, perform
 from .plan import plan_of
 
 
@@ -120,3 +120,4 @@ def merge_attention_states(
     >>> float(out[0, 0, 0]), round(float(merged[0, 0]), 4)
     (2.0, 0.6931)
     """
+    return perform(merge_attention_states, (out_a, lse_a, out_b, lse_b, out, lse), (dtype,))

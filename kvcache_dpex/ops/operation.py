@@ -66,7 +66,10 @@ def operation(
     may_overlap: Sequence[tuple[str, str]] = (),
     before: Callable[..., None] | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare an operation by its public function, whose body is its docstring alone.
+    """Declare an operation by its public function.
+
+    The function gets an attribute `operation`, an `Operation`, to which its body hands the arguments:
+    ``return perform(name, (array, ...), (option, ...))``, both in the order of its signature.
 
     Parameters
     ----------
@@ -78,10 +81,10 @@ def operation(
         where there is nothing to do.
     results
         Called like the check where the operation returns arrays; says by name what they are. Those that a
-        call does not give are made; of an option ``return_NAME``, only where it is true.
+        call leaves out are made. Where there is an option ``return_NAME``, it says whether that is returned.
     aligned
-        Names of arrays, space-separated; ``alignment`` is what their addresses are multiples of, in bytes, 16
-        at most.
+        Names of arrays, space-separated; ``alignment`` is the number of bytes, 16 at most, that all their
+        addresses are multiples of.
     may_overlap
         Pairs of written arrays that may share memory as long as they do not start at the same address. Any
         other overlap between a written array and another argument is refused.
@@ -93,15 +96,15 @@ def operation(
         declared = Operation(function, check, plan, results, aligned, may_overlap, before)
         OPERATIONS[declared.name] = declared
         edits.on_edit(declared.forget)
-
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            return declared.run(*declared.bind(arguments, keywords))
-
-        call.operation = declared  # type: ignore[attr-defined]
-        return call  # type: ignore[return-value]
+        function.operation = declared  # type: ignore[attr-defined]
+        return function
 
     return declare
+
+
+def perform(function: Callable[..., Any], given: tuple, options: tuple) -> Any:
+    """Run the operation that a public function declares; see `Operation.run`."""
+    return function.operation.run(given, options)  # type: ignore[attr-defined]
 
 
 class Operation:
@@ -128,25 +131,14 @@ class Operation:
         self.may_overlap = may_overlap
         self._readers = [(_READERS[array.kind, array.optional], array.name) for array in self.arrays]
         names = [array.name for array in self.arrays]
-        self._at = {name: at for at, name in enumerate(names)}
         self._aligned = [names.index(name) for name in aligned.split()]
-        self.results = tuple(
-            [array.name for array in self.arrays if array.kind == "written" and array.optional]
-        )
-        self.result_places = [self._at[name] for name in self.results]
+        written = {each.name for each in self.arrays if each.kind == "written" and each.optional}
+        self.results = tuple(name for name in names if name in written)
+        self.result_places = [names.index(name) for name in self.results]
         options = [option.name for option in self.options]
-        self._results = [
-            (self._at[name], options.index(f"return_{name}") if f"return_{name}" in options else None)
-            for name in self.results
-        ]
-        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self._positional = [
-            name for name, each in self.signature.parameters.items() if each.kind == positional
-        ]
-        self._absent = (None,) * (len(names) - len(self._positional))
+        flags = [f"return_{name}" for name in self.results]
+        self._flags = [options.index(flag) if flag in options else None for flag in flags]
         self._defaults = tuple(option.default for option in self.options)
-        self._optional = {each.name: each.default for each in self.parameters if each.optional}
-        self._names = {each.name for each in self.parameters}
 
     def forget(self) -> None:
         """Prepare every call anew, as after an edit of a kernel."""
@@ -155,31 +147,16 @@ class Operation:
     def __repr__(self) -> str:
         return f"<operation {self.name}{self.signature}>"
 
-    def bind(self, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, tuple]:
-        """The arrays and the options of a call, each in the order of declaration."""
-        positional = self._positional
-        if not keywords and len(arguments) == len(positional):
-            return arguments + self._absent, self._defaults
-        values = {**self._optional, **dict(zip(positional, arguments)), **keywords}
-        twice = any(name in keywords for name in positional[: len(arguments)])
-        if len(arguments) > len(positional) or twice or values.keys() != self._names:
-            self._raise_misuse(arguments, keywords)
-        return (
-            tuple([values[array.name] for array in self.arrays]),
-            tuple([values[option.name] for option in self.options]),
-        )
-
-    def _raise_misuse(self, arguments: tuple, keywords: dict[str, Any]) -> None:
-        try:
-            self.signature.bind(*arguments, **keywords)
-        except TypeError as error:
-            names = ", ".join(self.signature.parameters)
-            raise TypeError(f"{self.name}() got wrong arguments: {error}; it takes {names}") from None
-
     def run(self, given: tuple, options: tuple) -> Any:
-        """Check, prepare and launch; returns the results, as a tuple where there are several."""
+        """Check, prepare and launch; returns the results, as a tuple where there are several.
+
+        Parameters
+        ----------
+        given, options
+            Arrays (None for those that are left out) and options, in the order of the signature.
+        """
         launch.refuse_after_fork()
-        read = [reader(array, name) for array, (reader, name) in zip(given, self._readers)]
+        read = self.read(given)
         returned = self.returned(options)
         missing = [at for at in returned if given[at] is None]
         if missing:
@@ -191,7 +168,7 @@ class Operation:
         except (KeyError, TypeError):
             kind = self._remember(key, self._kind)
         launched = kind[addresses]
-        if self.before is not None and options is not self._defaults:
+        if self.before is not None and options != self._defaults:
             self.before(**self.by_name(given, options))
         launched(addresses, given)
         if len(returned) > 1:
@@ -200,7 +177,11 @@ class Operation:
 
     def returned(self, options: tuple) -> list[int]:
         """Which of the arrays a call with these options returns."""
-        return [at for at, flag in self._results if flag is None or options[flag]]
+        return [at for at, flag in zip(self.result_places, self._flags) if flag is None or options[flag]]
+
+    def read(self, given: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Address and `Operand` fields of each array."""
+        return [reader(array, name) for array, (reader, name) in zip(given, self._readers)]
 
     def alignment_of(self, addresses: Sequence[int]) -> int:
         """The largest power of two, 16 at most, that divides the addresses of the arrays in `aligned`."""
@@ -224,6 +205,12 @@ class Operation:
         assert self._results_of is not None
         return self._results_of(**self.by_name(operands, options))
 
+    def options_of(self, arguments: tuple, keywords: dict[str, Any]) -> tuple:
+        """The options of a call, in the order of the signature."""
+        bound = self.signature.bind(*arguments, **keywords)
+        bound.apply_defaults()
+        return tuple(bound.arguments[option.name] for option in self.options)
+
     def by_name(self, given: Sequence[Any], options: tuple) -> dict[str, Any]:
         values = {array.name: value for array, value in zip(self.arrays, given)}
         return {**values, **{option.name: value for option, value in zip(self.options, options)}}
@@ -242,12 +229,12 @@ class Operation:
             results = self.prepared[key]
         except (KeyError, TypeError):
             results = self._remember(key, self._checked_results)
-        arrays_given = list(given)
+        completed = list(given)
         for at in missing:
             name = self.arrays[at].name
-            new = arrays_given[at] = arrays.empty_like(given[0], *results[name])
-            read[at] = read_output(new, name)
-        return tuple(arrays_given)
+            completed[at] = arrays.empty_like(given[0], *results[name])
+            read[at] = read_output(completed[at], name)
+        return tuple(completed)
 
     def _checked_results(self, fields: Sequence[Any], options: tuple) -> dict[str, Result]:
         operands = [field and Operand(*field) for field in fields]

@@ -1,4 +1,4 @@
-"""From operands to the plan of a launch: a kernel's views of them, and the choice among the kernels of an operation."""
+"""From operands to a plan: a kernel's views of them, and the choice among the kernels of an operation."""
 
 from __future__ import annotations
 

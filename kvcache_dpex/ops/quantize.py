@@ -1,4 +1,4 @@
-"""reshape_and_cache_quant: new keys and values land as int8 codes with a scale for each token and head."""
+"""reshape_and_cache_quant: new keys and values land as codes, with a scale for each token and head."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..kernels.quantize_strided import quantize_strided
 from ..runtime.launch.arrays import Operand
 from . import validate
 from .calls import Plan
-from .declaration import Array, DType, Written
+from .declaration import Array, DType, Name, Written
 from .groups import CPU_VECTOR, group_limit, lane_groups, round_up
-from .operation import operation
+from .operation import operation, perform
 from .plan import Variant, across_items, anywhere, choose, fills_vectors, merged, plan_of, within_items
 
 MAX_LANES = 32
@@ -28,6 +28,7 @@ def _check(
     vs: Operand,
     slot_mapping: Operand,
     dtype: Any,
+    format: Any,
     check_slots: bool,
 ) -> None:
     validate.rows(key, value)
@@ -36,7 +37,9 @@ def _check(
         raise TypeError(f"`value` must have the dtype of `key`, {key.dtype_name}, got {value.dtype_name}")
     for name, codes, rows_name, rows in (("kq", kq, "key", key), ("vq", vq, "value", value)):
         validate.cache(name, codes, rows_name, rows)
-        validate.codes(name, codes)
+        validate.codes(name, codes, format)
+    if vq.dtype != kq.dtype:
+        raise TypeError(f"`vq` must have the dtype of `kq`, {kq.dtype_name}, got {vq.dtype_name}")
     validate.same_slots("vq", vq, "kq", kq)
     validate.scales("ks", ks, "kq", kq)
     validate.scales("vs", vs, "vq", vq)
@@ -58,13 +61,15 @@ def _plan(
     vs: Operand,
     slot_mapping: Operand,
     dtype: Any,
+    format: Any,
     check_slots: bool,
     alignment: int,
 ) -> Plan | None:
     if slot_mapping.shape[0] == 0 or 0 in kq.shape[:3]:
         return None
     value_type = validate.float_type("key", key, dtype)
-    types = {"value": value_type, "code": "int8", "slot": slot_mapping.dtype_name}
+    code_type = validate.codes("kq", kq, format)
+    types = {"value": value_type, "code": code_type, "slot": slot_mapping.dtype_name}
     by_block = validate.scales("ks", ks, "kq", kq), validate.scales("vs", vs, "vq", vq)
     operands = key, value, kq, vq, *by_block, slot_mapping, types, alignment
     return choose(VARIANTS, key.queue.sycl_device, value_type, key.shape[2], *operands)
@@ -87,27 +92,34 @@ def reshape_and_cache_quant(
     slot_mapping: Array,
     *,
     dtype: DType = None,
+    format: Name = None,
     check_slots: bool = False,
 ) -> None:
     """Quantize row ``token`` of `key` and `value` into slot ``slot_mapping[token]``, in place.
 
-    For each token and head, ``scale = max|x| / 127`` and ``code = clamp(rint(x / scale), -127, 127)`` in
-    float32, with IEEE division and ties to even, on every device. A row of zeros, or one whose scale
-    underflows to 0, gives codes 0 and scale 0. A row with NaN or infinity gives codes 0 and that as its
-    scale, so that it decodes to NaN, and no other row does.
+    For each token and head, in float32 with IEEE division and ties to even, on every device:
+
+    * ``int8_per_token_head``: ``scale = max|x| / 127``, ``code = clamp(rint(x / scale), -127, 127)``
+    * ``fp8_per_token_head``: ``scale = max|x| / 448``, ``code = e4m3fn(clamp(x / scale, -448, 448))``
+
+    A row of zeros, or one whose scale underflows to 0, gives codes 0 and scale 0. A row with NaN or
+    infinity gives codes 0 and that as its scale, so that it decodes to NaN, and no other row does.
 
     Parameters
     ----------
     key, value : [num_tokens, num_kv_heads, head_size], float32, float16 or bfloat16
         New rows of any strides; `value` may have a head size of its own.
-    kq, vq : [num_blocks, block_size, num_kv_heads, head_size], int8
-        Codes, changed in place.
+    kq, vq : [num_blocks, block_size, num_kv_heads, head_size], int8, float8_e4m3fn or uint8
+        Codes, changed in place. uint8 arrays hold the bits of float8_e4m3fn.
     ks, vs : [num_blocks * block_size, num_kv_heads], float32
         Scales by slot, changed in place; ``[num_blocks, block_size, num_kv_heads]`` is accepted.
     slot_mapping : [num_tokens], int32 or int64
         As for `reshape_and_cache`: negative slots skip, slots beyond the capacity are never written.
     dtype
         ``"bfloat16"`` where `key` and `value` are uint16 arrays that hold bfloat16 bits.
+    format
+        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``. By default the one that the dtype of `kq`
+        says; uint8 arrays need it.
     check_slots
         Read the slots back first and raise where one is too large or appears twice.
 
@@ -132,6 +144,8 @@ def reshape_and_cache_quant(
     >>> int(dpnp.asnumpy(kq)[1, 1, 0, 0]), float(127 * ks[17, 0])
     (127, 1.0)
     """
+    arrays = key, value, kq, vq, ks, vs, slot_mapping
+    perform(reshape_and_cache_quant, arrays, (dtype, format, check_slots))
 
 
 def _in_lanes(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import formats
 from ..runtime.launch.arrays import Operand
 
 
@@ -108,10 +109,9 @@ def _name_of(dtype: Any) -> str:
     return np.dtype(dtype).name if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
-def codes(name: str, operand: Operand) -> None:
-    """An array of int8 codes."""
-    if operand.dtype_name != "int8":
-        raise TypeError(f"`{name}` must be int8, got {operand.dtype_name}")
+def codes(name: str, operand: Operand, format: Any = None) -> str:
+    """The type of the codes in an array: "int8" or "float8_e4m3fn"."""
+    return formats.of_codes(name, operand.dtype_name, format).dtype
 
 
 def scales(name: str, operand: Operand, codes_name: str, codes: Operand) -> Operand:

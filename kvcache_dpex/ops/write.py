@@ -13,7 +13,7 @@ from . import validate
 from .calls import Plan
 from .declaration import Array, Written
 from .groups import head_groups, row_groups, vector_groups
-from .operation import operation
+from .operation import operation, perform
 from .plan import Variant, across_items, anywhere, choose, in_units, merged, plan_of, within_items
 
 _UNIT = 16  # bytes, the widest access of an item
@@ -125,6 +125,7 @@ def reshape_and_cache(
     >>> float(key_cache.sum()), float(value_cache[1, 1].sum())
     (1024.0, 2048.0)
     """
+    perform(reshape_and_cache, (key, value, key_cache, value_cache, slot_mapping), (check_slots,))
 
 
 def _whole_rows(

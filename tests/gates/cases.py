@@ -14,6 +14,8 @@ SENTINEL = 0xA5
 BLOCK_SIZE = 4
 SLOT_TYPES = ("int32", "int64")
 VALUE_TYPES = ("float32", "float16", "bfloat16")
+# The formats with codes, and what holds them.
+CODES = {"int8_per_token_head": "int8", "fp8_per_token_head": "uint8"}
 # Outputs whose NaN may come with any payload.
 COMPUTED = {"reshape_and_cache_quant": ("ks", "vs"), "dequant_cache": ("out",)}
 
@@ -179,6 +181,7 @@ def quantize_case(
     sizes: tuple[int, int],
     layout: str,
     slot: str,
+    format: str,
     blocks: int = 3,
 ) -> Case:
     """A call of `reshape_and_cache_quant` on numbers with hard rows among them."""
@@ -186,30 +189,34 @@ def quantize_case(
     def rows(shape: tuple[int, ...]) -> np.ndarray:
         return floats(shape, value_type, rng)
 
-    arrays = rows_and_caches(rows, "int8", tokens, heads, sizes, layout, blocks)
+    arrays = rows_and_caches(rows, CODES[format], tokens, heads, sizes, layout, blocks)
     scales = [filled((blocks * BLOCK_SIZE, heads), "float32") for _ in range(2)]
     slots = hostile_slots(tokens, blocks * BLOCK_SIZE, slot, rng)
     names = ("key", "value", "kq", "vq", "ks", "vs", "slot_mapping")
-    name = f"quantize-{value_type}-{tokens}x{heads}x{sizes[0]}-{layout}-{slot}"
+    name = f"quantize-{value_type}-{format}-{tokens}x{heads}x{sizes[0]}-{layout}-{slot}"
     arguments = dict(zip(names, [*arrays, *scales, slots]))
-    return Case(name, "reshape_and_cache_quant", arguments, _meaning(value_type))
+    return Case(name, "reshape_and_cache_quant", arguments, {**_meaning(value_type), "format": format})
 
 
 def dequantize_case(
-    rng: np.random.Generator, value_type: str, shape: tuple[int, int, int, int], block: str | None
+    rng: np.random.Generator,
+    value_type: str,
+    shape: tuple[int, int, int, int],
+    block: str | None,
+    format: str,
 ) -> Case:
     """A call of `dequant_cache` on all blocks, or on a list with repeats and blocks that do not exist."""
     blocks, block_size, heads, _ = shape
     arguments = {
-        "q": rng.integers(-127, 128, shape, np.int8),
+        "q": rng.integers(0, 256, shape, np.uint8).view(CODES[format]),
         "scales": floats((blocks * block_size, heads), "float32", rng),
     }
     if block:
         arguments["blocks"] = np.array([blocks - 1, -1, 0, blocks, blocks - 1], block)
     out_type = "uint16" if value_type == "bfloat16" else value_type
     arguments["out"] = filled((5 if block else blocks, *shape[1:]), out_type)
-    name = f"dequantize-{value_type}-{'x'.join(map(str, shape))}-{block or 'all'}"
-    return Case(name, "dequant_cache", arguments, _meaning(value_type))
+    name = f"dequantize-{value_type}-{format}-{'x'.join(map(str, shape))}-{block or 'all'}"
+    return Case(name, "dequant_cache", arguments, {**_meaning(value_type), "format": format})
 
 
 def _meaning(value_type: str) -> dict[str, str]:
@@ -233,10 +240,14 @@ def all_cases() -> list[Case]:
             shapes = [(11, 3, (64, 64), whole), (2, 1, (16, 16), interleaved), (3, 2, (48, 48), packed)]
             shapes += [(5, 3, (128, 128), whole)]
             shapes += [(3, 2, (5, 3), whole), (2, 1, (1, 1), packed), (3, 2, (46, 46), whole)]
-            found += [quantize_case(rng, value_type, *shape, slot) for shape in shapes]
+            found += [
+                quantize_case(rng, value_type, *shape, slot, format) for format in CODES for shape in shapes
+            ]
     for value_type in VALUE_TYPES:
         for size in (72, 20, 3):
             found += [
-                dequantize_case(rng, value_type, (3, 2, 3, size), block) for block in (None, *SLOT_TYPES)
+                dequantize_case(rng, value_type, (3, 2, 3, size), block, format)
+                for format in CODES
+                for block in (None, *SLOT_TYPES)
             ]
     return found

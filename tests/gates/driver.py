@@ -17,7 +17,7 @@ import numpy as np
 
 import kvcache_dpex
 from kvcache_dpex.commands import check
-from kvcache_dpex.kernels.scatter import scatter
+from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.runtime.compile import store
 from kvcache_dpex.runtime.environment import devices
 from kvcache_dpex.runtime.launch import arrays, launch
@@ -79,7 +79,7 @@ def group(size: str) -> None:
     """Launch a packaged kernel in work-groups of a size."""
     queue = devices.queue_for()
     memory = kvcache_dpex.empty_cache(1, 16, 8, 128)[0].get_array()._pointer
-    module = store.load(scatter, slot="int64")
+    module = store.load(scatter_gpu, slot="int64")
     scalars = (0,) * sum(not argument.endswith("*") for argument in module.arguments)
     launch.Launch(module, queue, scalars, (int(size), 1), (int(size), 1))((memory,) * 5)
     queue.wait()
@@ -87,7 +87,7 @@ def group(size: str) -> None:
 
 def build(file: str) -> None:
     """Build a module that is in a file."""
-    module = store.load(scatter, slot="int64")
+    module = store.load(scatter_gpu, slot="int64")
     binary = Path(file).read_bytes()
     launch.build(module._replace(name=Path(file).stem, identity=file, binary=binary), devices.queue_for())
 

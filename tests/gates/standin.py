@@ -7,14 +7,15 @@ last step, the launch of a module with pointers and scalars, is somebody else's.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 
+from kvcache_dpex.ops.calls import launch_of
+from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.compile.store import Module
-from kvcache_dpex.runtime.launch import launch
 
 from .cases import Case
 
@@ -62,7 +63,7 @@ class Launched(NamedTuple):
 @contextmanager
 def launches_through(launcher: Any):
     """Inside, a launch is ``launcher(module, queue, scalars, global_size, local_size)(pointers, owners)``."""
-    with mock.patch.object(launch, "Launch", launcher):
+    with using(launch=partial(launch_of, new=launcher)):
         yield
 
 

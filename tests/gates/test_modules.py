@@ -13,7 +13,7 @@ from . import planted
 from .native import packaged
 
 MODULES = packaged()
-OP_DECORATE, OP_TYPE_FLOAT, LINKAGE, IMPORT = 71, 22, 41, 1
+OP_DECORATE, OP_TYPE_FLOAT, OP_TYPE_ARRAY, OP_PHI, LINKAGE, IMPORT = 71, 22, 28, 245, 41, 1
 ALLOWED_CAPABILITIES = {
     "Addresses",
     "Float16Buffer",  # vload_half and vstore_half: no aspect of the device
@@ -35,7 +35,12 @@ def faults(name, binary):
         found.append(f"SPIR-V version {binary[6]}.{binary[5]}")
     if spirv.entry_points(binary) != [name.replace("-", "_")]:
         found.append(f"entry points {spirv.entry_points(binary)}")
+    arrays = set()
     for opcode, operands in spirv.instructions(binary):
+        if opcode == OP_TYPE_ARRAY:
+            arrays.add(operands[0])
+        if opcode == OP_PHI and operands[0] in arrays:
+            found.append("a tuple that depends on a branch")  # a CPU then handles items one by one
         if opcode == OP_TYPE_FLOAT and operands[1] == 64:
             found.append("a float64 type")
         if opcode in (spirv.OP_NAME, spirv.OP_MEMBER_NAME):

@@ -12,24 +12,23 @@ from . import native, planted
 MODULES = native.without_record()
 # Most instructions that a kernel may take on any product: a quarter above what was read off.
 INSTRUCTIONS = {
-    "scatter": 460,
+    "scatter_gpu": 460,
     "scatter_strided": 1050,
-    "quantize_any": 3700,
-    "quantize_lanes": 1850,
-    "quantize_rows": 2450,
-    "dequantize": 900,
-    "dequantize_any": 900,
-    "dequantize_spread": 740,
+    "quantize_strided": 3700,
+    "quantize_gpu": 1850,
+    "dequantize_gpu": 900,
+    "dequantize_strided": 900,
+    "dequantize_cpu": 740,
 }
 # Fast paths: least bytes a lane in each load of data (not of the slot) and in each store.
 WIDTHS = {
-    "scatter": (16, 16),
-    "quantize_lanes-float32": (16, 4),
-    "quantize_lanes-float16": (16, 4),
-    "quantize_lanes-bfloat16": (16, 4),
-    "dequantize-float32": (4, 16),
-    "dequantize-float16": (4, 16),
-    "dequantize-bfloat16": (4, 16),
+    "scatter_gpu": (16, 16),
+    "quantize_gpu-float32": (16, 4),
+    "quantize_gpu-float16": (16, 4),
+    "quantize_gpu-bfloat16": (16, 4),
+    "dequantize_gpu-float32": (4, 16),
+    "dequantize_gpu-float16": (4, 16),
+    "dequantize_gpu-bfloat16": (4, 16),
 }
 
 pytestmark = pytest.mark.skipif(native.missing() is not None, reason=native.missing() or "")
@@ -82,17 +81,19 @@ def test_no_kernel_grows_unnoticed(name, facts):
     kernel = name.split("-")[0]
     assert kernel in INSTRUCTIONS, f"no bound for kernel {kernel}: add one to INSTRUCTIONS"
     counts = {product: facts[name, product].instructions for product in native.PRODUCTS}
-    assert max(counts.values()) <= INSTRUCTIONS[kernel], counts
+    # Few devices have instructions for fp8: its casts are integer arithmetic.
+    factor = 2 if "float8_e4m3fn" in name else 1
+    assert max(counts.values()) <= factor * INSTRUCTIONS[kernel], counts
 
 
 def test_the_fast_path_moves_16_bytes_a_lane(facts):
     for product in native.PRODUCTS:
-        found = facts["scatter-int64", product]
+        found = facts["scatter_gpu-int64", product]
         assert {*found.loads, *found.stores} == {"8", "16"}, product
         assert set(found.stores) == {"16"}, product
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("quantize_lanes")])
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("quantize_gpu")])
 def test_codes_leave_eight_at_a_time(name, facts):
     """Only the two scales of a row are stores of 4 bytes."""
     for product in native.PRODUCTS:
@@ -131,7 +132,7 @@ def test_a_spill_is_seen(product):
 @pytest.mark.parametrize("product", native.PRODUCTS)
 def test_a_narrowed_store_is_seen(product):
     found = native.facts(planted.compiled(planted.narrowed_store).binary, product)
-    assert "stores of 8 bytes a lane" in faults("scatter", product, found)
+    assert "stores of 8 bytes a lane" in faults("scatter_gpu", product, found)
 
 
 def test_a_damaged_module_is_refused():

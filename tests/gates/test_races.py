@@ -68,7 +68,7 @@ def test_declared_duplicates_are_seen_as_a_race():
 def test_a_planted_access_outside_is_seen(device):
     _, [(launched, views)] = launches(case_named("write-float32-7x2x12-contiguous-int64"), device)
     capacity = 12
-    guard = launched.scalars.index(capacity, 2)  # after `num_tokens` and `row`
+    guard = launched.scalars.index(capacity, -3)  # the last numbers are num_tokens, num_slots and row
     scalars = list(launched.scalars)
     scalars[guard] = capacity + 2
     findings = oclgrind.run(launched._replace(scalars=tuple(scalars)), views)
@@ -86,7 +86,9 @@ def test_a_planted_short_row_is_seen(device):
 
 @pytest.mark.parametrize("value_type", ["float32", "float16", "bfloat16"])
 def test_a_missing_barrier_is_seen(value_type):
-    _, [(launched, views)] = launches(case_named(f"quantize-{value_type}-11x3x64-contiguous-int64"))
+    _, [(launched, views)] = launches(
+        case_named(f"quantize-{value_type}-int8_per_token_head-11x3x64-contiguous-int64")
+    )
     binary = without(launched.module.binary, OP_CONTROL_BARRIER)
     assert binary != launched.module.binary
     findings = oclgrind.run(launched._replace(module=launched.module._replace(binary=binary)), views)
@@ -94,7 +96,9 @@ def test_a_missing_barrier_is_seen(value_type):
 
 
 def test_a_barrier_that_only_some_items_reach_is_seen():
-    _, [(launched, views)] = launches(case_named("quantize-float32-3x2x5-contiguous-int64"))
+    _, [(launched, views)] = launches(
+        case_named("quantize-float32-int8_per_token_head-3x2x5-contiguous-int64")
+    )
     lanes, _, tokens = launched.global_size
     findings = oclgrind.run(launched._replace(local_size=(lanes, 1, tokens)), views)
     assert any("divergence" in finding for finding in findings)

@@ -134,7 +134,9 @@ def test_the_command_for_a_failed_import(monkeypatch, error, libsycl, command):
     assert compatibility.install_command(ImportError(error)) == command
 
 
-@pytest.mark.parametrize("error", ["libother.so.1: cannot open shared object file", "numpy.dtype size changed"])
+@pytest.mark.parametrize(
+    "error", ["libother.so.1: cannot open shared object file", "numpy.dtype size changed"]
+)
 def test_the_command_for_a_failed_import_of_installed_packages(monkeypatch, error):
     """`pip install dpctl dpnp` would do nothing."""
     monkeypatch.setattr(compatibility, "version", {"dpctl": "0.22.1", "dpnp": "0.20.0"}.get)

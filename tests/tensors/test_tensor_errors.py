@@ -29,6 +29,12 @@ def negated_view(tensor):
     return negated
 
 
+def resized(tensor, size):
+    """The tensor over a storage of so many bytes, as sleep modes and sharding leave it."""
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
 def fake(tensor):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -64,6 +70,42 @@ REFUSED = {
     "sparse": ("value", lambda t: t.to_sparse(), TypeError, "`value` must be dense, got torch.sparse_coo"),
     "sparse cache": ("key_cache", lambda t: t.to_sparse(), TypeError, "`key_cache` must be dense"),
     "fake value": ("value", fake, AssertionError, "Please convert all Tensors to FakeTensors first"),
+    "freed": (
+        "key",
+        lambda t: resized(t, 0),
+        TypeError,
+        "`key` must lie in .* 768 bytes of .* 0",
+    ),
+    "freed cache": (
+        "value_cache",
+        lambda t: resized(t, 0),
+        TypeError,
+        "`value_cache` must lie in its storage",
+    ),
+    "freed slots": (
+        "slot_mapping",
+        lambda t: resized(t, 0),
+        TypeError,
+        "`slot_mapping` must lie in its stor",
+    ),
+    "freed view": (
+        "value",
+        lambda t: resized(torch.cat([t, t])[6:], 0),
+        TypeError,
+        "`value` must lie in its storage, got a tensor that needs 1536 bytes of a storage of 0",
+    ),
+    "short storage": (
+        "key_cache",
+        lambda t: resized(t, 2559),
+        TypeError,
+        "`key_cache` must lie in its storage, got a tensor that needs 2560 bytes of a storage of 2559, which",
+    ),
+    "short strided": (
+        "key",
+        lambda t: resized(torch.zeros(6, 2, 32)[:, :, ::2], 1500),
+        TypeError,
+        "`key` must lie in its storage, got a tensor that needs 1532 bytes of a storage of 1500, which",
+    ),
     "rank": ("key", lambda t: t[0], ValueError, r"`key` must have shape \[num_tokens, .*got \[2, 16\]"),
     "dtype": ("value", lambda t: t.double(), TypeError, "`value` must have the dtype of `key`, float32, got"),
     "cache dtype": ("key_cache", lambda t: t.half(), TypeError, "`key_cache` must have the dtype .*float16"),
@@ -93,7 +135,35 @@ def test_refused(case):
 
 
 def _has_memory(thing):
-    return type(thing) is torch.Tensor and thing.device.type == "cpu" and thing.layout is torch.strided
+    if type(thing) is not torch.Tensor or thing.device.type != "cpu" or thing.layout is not torch.strided:
+        return False
+    return not thing._is_zerotensor() and thing.untyped_storage().nbytes() >= thing.nbytes
+
+
+def test_a_tensor_that_ends_with_its_storage_is_taken():
+    """Views at an offset, with strides, of no element, and over a storage that has just enough bytes."""
+    given = arguments()
+    key = given["key"]
+    views = torch.cat([key, key])[6:], torch.stack([key, key], -1)[..., 1]
+    for view in (*views, resized(key.clone(), key.nbytes)):
+        kvcache_dpex.reshape_and_cache(view, view, *list(given.values())[2:])
+        assert torch.equal(given["key_cache"][1, 3], key[0])
+    empty = resized(key[:0].clone(), 0)
+    kvcache_dpex.reshape_and_cache(
+        empty, empty, *list(given.values())[2:4], torch.zeros(0, dtype=torch.int64)
+    )
+
+
+def test_inside_functionalize_there_is_no_memory():
+    """functorch #635: a functional tensor's pointer is 0 and its offset."""
+    given = arguments()
+
+    def write(key, value, key_cache, value_cache, slot_mapping):
+        kvcache_dpex.reshape_and_cache(key[1:], value[1:], key_cache, value_cache, slot_mapping[1:])
+        return key
+
+    with pytest.raises(TypeError, match="`key` must have memory, got a tensor inside"):
+        torch.func.functionalize(write)(*given.values())
 
 
 def test_one_memory_for_both_caches_is_refused():

@@ -4,6 +4,7 @@ What is real here: adopting a queue by its address, building and launching on it
 is not: the device (the CPU), and torch's XPU memory. Nothing here has run on an Intel GPU.
 """
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from tensor_cases import contiguous_case  # noqa: E402
 
 from kvcache_dpex import torch as kv  # noqa: E402
+from kvcache_dpex.ops.calls import launch_of  # noqa: E402
 from kvcache_dpex.ops.operation import OPERATIONS, using  # noqa: E402
 from kvcache_dpex.runtime.environment import compatibility, devices  # noqa: E402
-from kvcache_dpex.runtime.launch import arrays, exchange, xpu  # noqa: E402
+from kvcache_dpex.runtime.launch import arrays, exchange, launch, order, xpu  # noqa: E402
 
 SLOTS = [7, -1, 19, 0, 20, 3]
 
@@ -214,3 +216,39 @@ def test_an_array_of_a_gpu_needs_a_torch_for_it(monkeypatch):
     monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"`array` is on a GPU, which this torch .* does not reach"):
         exchange.to_torch(gpu_array([]))
+
+
+def test_a_foreign_sycl_runtime_is_told_before_an_array_is_exported(monkeypatch):
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(compatibility, "mismatch", lambda: "torch brings another runtime")
+    compatibility.require_match.cache_clear()
+    events = []
+    with pytest.raises(RuntimeError, match="torch brings another runtime"):
+        exchange.to_torch(gpu_array(events))
+    compatibility.require_match.cache_clear()
+    assert events == ["waited"]
+
+
+class OnSecondXpu(torch.Tensor):
+    device = "xpu:1"
+
+
+def test_a_result_is_on_the_device_of_its_source(monkeypatch):
+    """Decoding a cache on an XPU makes a tensor on that XPU, not on the CPU."""
+    asked = []
+    monkeypatch.setattr(torch, "empty", lambda shape, **options: asked.append((shape, options)))
+    arrays.empty_like(torch.zeros(1).as_subclass(OnSecondXpu), (2, 3), "float16")
+    assert asked == [((2, 3), {"dtype": torch.float16, "device": "xpu:1"})]
+
+
+def test_operands_of_torchs_stream_are_left_to_torch(streams, monkeypatch):
+    """Their memory goes only to later work of the stream; a host task would hold that up."""
+    held = []
+    monkeypatch.setattr(order, "capsule", lambda *arguments: held.append(arguments))
+    key, value, key_cache, value_cache, slots = case()
+    new = functools.partial(launch.Launch, order=order.Asynchronous)
+    with using(launch=functools.partial(launch_of, new=new), variant="scatter_gpu"):
+        kv.reshape_and_cache(key, value, key_cache, value_cache, slots)
+    streams[0].queue.wait()
+    assert held == []
+    assert torch.equal(key_cache[1, 3].as_subclass(torch.Tensor), key[0].as_subclass(torch.Tensor))

@@ -1,7 +1,7 @@
-"""Scales and quotients rounded as IEEE 754 asks, on devices whose division is off by 2.5 units in the last place.
+"""Scales and quotients rounded as IEEE 754 asks, also where a device divides less accurately.
 
-A quotient is corrected by its remainder, which gives the nearest float32 where the inverse is the nearest one
-(Markstein, "IA-64 and Elementary Functions", 2000, chapter 8).
+OpenCL allows 2.5 units in the last place. A quotient is corrected by its remainder, which gives the nearest
+float32 where the inverse is the nearest one (Markstein, "IA-64 and Elementary Functions", 2000, chapter 8).
 """
 
 import numpy as np

@@ -14,8 +14,9 @@ LIMIT = np.float32(448.0)  # the largest number
 ODD, INVERSE_ODD, POWER = np.float32(7.0), np.float32(1.0 / 7.0), np.float32(1.0 / 64.0)
 TINY = np.int32(0x04E00000)  # 448 * 2**-126; below it scales are subnormal
 NORMAL = np.int32(0x3C800000)  # 2**-6; smaller numbers are multiples of 2**-9
-TO_NINTHS = np.float32(2.0**14)  # adding it leaves bits down to 2**-9
-NINTHS = np.uint32(0x46800000)
+# float32 from 2**14 on has steps of 2**-9: adding it rounds, and the low bits are the number of steps.
+STEPS = np.float32(2.0**14)
+STEPS_BITS = np.uint32(0x46800000)
 REBIAS = np.uint32(120 << 3)
 LARGEST_CODE, NAN_CODE = np.uint32(0x7E), np.uint32(0x7F)
 
@@ -35,7 +36,7 @@ def code_of(x):
     magnitude = abs_bits(x)
     bits = np.uint32(magnitude)
     if magnitude < NORMAL:
-        code = np.uint32(float_bits(float_from_bits(magnitude) + TO_NINTHS)) - NINTHS
+        code = np.uint32(float_bits(float_from_bits(magnitude) + STEPS)) - STEPS_BITS
     else:
         even = (bits >> np.uint32(20)) & np.uint32(1)
         code = min(((bits + np.uint32(0x7FFFF) + even) >> np.uint32(20)) - REBIAS, LARGEST_CODE)
@@ -54,9 +55,8 @@ def value_of(code, scale):
     """The float32 of an e4m3fn code, times the scale."""
     magnitude = np.uint32(code) & np.uint32(0x7F)
     if magnitude < 8:
-        number = float_from_bits(np.int32(NINTHS | magnitude)) - TO_NINTHS
+        number = float_from_bits(np.int32(STEPS_BITS | magnitude)) - STEPS
     else:
         number = float_from_bits(np.int32((magnitude + REBIAS) << np.uint32(20)))
-    if magnitude == NAN_CODE:
-        number = float_from_bits(NAN)
-    return scaled(-number if code >= 0x80 else number, scale)
+    value = scaled(-number if code >= 0x80 else number, scale)
+    return float_from_bits(NAN) if magnitude == NAN_CODE else value

@@ -137,14 +137,9 @@ def _import(place: str) -> Any:
 
 
 def _environment(python: str) -> dict[str, str]:
-    """Our variables without those that would lead another Python to our packages, drivers or settings."""
+    """Our variables without those that would lead another Python to our packages."""
     own = python == sys.executable
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("NUMBA_", "KVCACHE_DPEX_"))
-        and (own or not (name.startswith("PYTHON") or name == "OCL_ICD_FILENAMES"))
-    }
+    return {name: value for name, value in os.environ.items() if own or not name.startswith("PYTHON")}
 
 
 def _environment_python() -> Path:

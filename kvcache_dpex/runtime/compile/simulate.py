@@ -251,8 +251,8 @@ def simulate(
         raise ValueError(
             f"`global_size` must have {axes} axes for {kernel.__name__}, got {list(global_size)}"
         )
-    names = [name for name, text in zip(list(kernel.__annotations__)[1:], texts) if _has_memory(text)]
-    memories = [_pointer(*each) for each in zip(names, flat, pointers)]
+    with_memory = [name for name, text in zip(list(kernel.__annotations__)[1:], texts) if _has_memory(text)]
+    memories = [_pointer(*each) for each in zip(with_memory, flat, pointers)]
     numbers = [np.dtype(kind).type(value) for kind, value in zip(flat[len(memories) :], scalars)]
     arguments = parameters.grouped(texts, memories, numbers, _view)
     if local_size is None:

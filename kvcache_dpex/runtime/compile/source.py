@@ -53,8 +53,15 @@ def texts(function: Callable) -> list[str]:
             if isinstance(value, dict):
                 found.append(f"{name} = {sorted(value)}")
             elif not isinstance(value, (FunctionType, ModuleType, threading.local)):
-                found.append(f"{name} = {type(value).__name__}({value})")
+                found.append(f"{name} = {_text_of(value)}")
     return found
+
+
+def _text_of(constant: Any) -> str:
+    """A constant with its type, the same under every release of NumPy."""
+    if isinstance(constant, tuple):
+        return f"tuple({', '.join(map(_text_of, constant))})"
+    return f"{type(constant).__name__}({constant})"
 
 
 def current(function: Callable) -> Callable:
@@ -72,7 +79,7 @@ def require_current(function: Callable) -> None:
                 f"{edits.file(part)} was edited after it was imported: restart Python, or import it again "
                 "with importlib.reload"
             )
-        if isinstance(part, FunctionType) and _is_replaced(part):
+        if _is_replaced(part):
             raise RuntimeError(
                 f"{function.__name__} uses {part.__name__} of {part.__module__} as it was before that was "
                 f"imported again: import {function.__module__} again too, or restart Python"
@@ -81,23 +88,14 @@ def require_current(function: Callable) -> None:
 
 def is_reimported(function: Callable) -> bool:
     """Whether a part of the kernel was imported again, so that numba may hold what it compiled before."""
-    names = {part.__name__ if isinstance(part, ModuleType) else part.__module__ for part in _parts(function)}
-    return not names.isdisjoint(edits.reimported)
+    return any(part.__module__ in edits.reimported for part in _parts(function))
 
 
-def _parts(function: Callable) -> list[Any]:
-    """The functions and the package's modules that a kernel is made of."""
-    functions = [function, *helpers(function)]
-    modules = [
-        value
-        for part in functions
-        for _, value in _uses(part)
-        if isinstance(value, ModuleType) and value.__name__.startswith(f"{_PACKAGE}.")
-    ]
-    return functions + modules
+def _parts(function: Callable) -> tuple[Callable, ...]:
+    return function, *functions(function)
 
 
-def _is_replaced(function: FunctionType) -> bool:
+def _is_replaced(function: Callable) -> bool:
     module = sys.modules.get(function.__module__)
     if function.__module__ not in edits.reimported or "<locals>" in function.__qualname__:
         return False

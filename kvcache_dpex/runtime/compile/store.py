@@ -33,6 +33,7 @@ _PACKAGE = Path(__file__).parents[2]
 _KERNELS = _PACKAGE / "kernels"
 PACKAGED = _PACKAGE / "spirv"
 MANIFEST = "manifest.json"
+_NO_SOURCE = "kvcache_dpex is here without its source: reinstall it with its .py files"
 _loading = threading.RLock()
 _loaded: dict[tuple, Module] = edits.cache()
 
@@ -142,11 +143,8 @@ def identity(function: Callable, index_space: str, bound: tuple[str, ...], in_re
 
 def compile_signature(function: Callable, wanted: Signature) -> bytes:
     """Compile, here or in another Python, and tell a person at a terminal what takes the time."""
-    if not wanted.identity:
-        raise ImportError(
-            f"kernel {wanted.name} is not in the package, and cannot be compiled without its source: "
-            "reinstall kvcache_dpex with its .py files"
-        )
+    if not edits.text(function):
+        raise ImportError(f"kernel {wanted.name} cannot be compiled, since {_NO_SOURCE}")
     python = elsewhere.named()
     if python is None and compiler.available():
         # numba keeps what it compiled of a module that was imported again; a fresh process does not.
@@ -265,13 +263,15 @@ def problems() -> list[str]:
     found = cache.problems()
     try:
         missing = [each.name for each in itertools.starmap(_signature_of, kernels) if packaged(each) is None]
-        if missing and not (compiler.available() or elsewhere.named() or elsewhere.installed()):
-            found.append(
-                f"{len(missing)} of {len(kernels)} kernels are not packaged with this source, and "
-                f"compiling them needs numba-dpex: {elsewhere.REMEDY}"
-            )
+        can_compile = compiler.available() or elsewhere.named() or elsewhere.installed()
     except (ImportError, RuntimeError) as error:
-        found.append(str(error))
+        return [*found, str(error)]
+    if missing:
+        count = f"{len(missing)} of {len(kernels)} kernels are not packaged with this source"
+        if not all(edits.text(function) for function, _ in kernels):
+            found.append(f"{count} and cannot be compiled, since {_NO_SOURCE}")
+        elif not can_compile:
+            found.append(f"{count}, and compiling them needs numba-dpex: {elsewhere.REMEDY}")
     return found
 
 

@@ -19,7 +19,7 @@ _HEADER, _SEGMENT, _SYMBOL, _ENTRY = 64, 56, 24, 16
 
 
 def load(names: Sequence[str], folders: Sequence[str]) -> bool:
-    """Load libraries from LD_LIBRARY_PATH or these folders, in this order, all or none; whether they are loaded."""
+    """Load libraries from LD_LIBRARY_PATH or these folders, all or none, in this order; whether it worked."""
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
     # Kept open: the linker takes a second file of the same name for the first one.

@@ -66,7 +66,7 @@ def install_command(error: Exception) -> str:
         # tbb counts its releases in another way.
         return "pip install tbb" if owner == "tbb" else f"pip install '{owner}=={runtime_series()}'"
     dpctl, dpnp = version("dpctl"), version("dpnp")
-    if dpctl is None or dpnp is None:
+    if dpctl is None or dpnp is None or isinstance(error, ModuleNotFoundError):
         return "pip install dpctl dpnp"
     return f"pip install --force-reinstall --no-deps dpctl=={dpctl} dpnp=={dpnp}"
 

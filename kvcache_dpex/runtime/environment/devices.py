@@ -108,6 +108,7 @@ def absence() -> str:
             f"{compatibility.version('dpctl')}: {command}"
         )
     return (
-        f"the OpenCL driver {driver} was not loaded; import kvcache_dpex before anything asks SYCL for devices, "
-        f"or reinstall the driver: pip install --force-reinstall --no-deps 'intel-opencl-rt=={series}'"
+        f"the OpenCL driver {driver} was not loaded; import kvcache_dpex before anything asks SYCL for "
+        "devices, or reinstall the driver: pip install --force-reinstall --no-deps "
+        f"'intel-opencl-rt=={series}'"
     )

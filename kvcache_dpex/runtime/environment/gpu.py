@@ -36,8 +36,8 @@ def absence() -> str:
         reason = _reason_at(present)
     elif Path("/dev/dxg").exists():
         reason = (
-            "this is WSL2, which reaches the GPU through /dev/dxg: install Intel's graphics driver on Windows "
-            f"and the Level Zero driver in Linux, {_DRIVER}"
+            "this is WSL2, which reaches the GPU through /dev/dxg: install Intel's graphics driver on "
+            f"Windows and the Level Zero driver in Linux, {_DRIVER}"
         )
     else:
         reason = (

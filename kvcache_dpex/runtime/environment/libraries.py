@@ -48,7 +48,7 @@ _OWN_DRIVER = "KVCACHE_DPEX_OCL_ICD_FILENAMES"
 
 
 def prepare(module: str) -> None:
-    """Make the libraries of dpctl, dpnp or numba_dpex available to the linker, and OpenCL's driver to SYCL."""
+    """Load the libraries of dpctl, dpnp or numba_dpex, and name the OpenCL driver to SYCL."""
     set_opencl_driver()
     preload(tuple(_CORE))
     if module != "dpctl":
@@ -98,8 +98,7 @@ def preload(stems: tuple[str, ...]) -> None:
         return
     other_runtimes = re.compile(rf"libsycl\.so\.(?!{linked}$)")
     found = [path for path in map(find, stems) if path is not None and not other_runtimes.match(path.name)]
-    # The wheels of dpctl and dpnp for the 2024 runtime name folders of the machine that built them; later ones
-    # name this folder.
+    # Wheels of dpctl and dpnp for the 2024 runtime have no usable search path; later ones name this folder.
     searched = folder.parent.parent.parent if linked > 7 else None
     absent = [path for path in found if searched is None or not (searched / path.name).exists()]
     if absent:
@@ -121,7 +120,7 @@ def _load_once(names: tuple[str, ...], folders: tuple[str, ...]) -> None:
 
 
 def dpctl_folder() -> Path | None:
-    """Folder of the package dpctl, by whatever finder it is found, without importing it; None without dpctl."""
+    """Folder of the package dpctl, found without importing it; None where dpctl is not installed."""
     spec = getattr(sys.modules.get("dpctl"), "__spec__", None)
     for finder in [] if spec else list(sys.meta_path):
         # A watcher would ask again.

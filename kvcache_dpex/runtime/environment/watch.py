@@ -21,7 +21,6 @@ class Watcher:
             from . import libraries
 
             libraries.prepare(name)
-        return
 
     def note_fork(self) -> None:
         """Any operation of dpnp starts SYCL, and nothing tells whether one has run."""
@@ -34,8 +33,17 @@ def is_watcher(finder: object) -> bool:
 
 
 _MODULE = "kvcache_dpex.runtime.environment.watch"
-# A package that is dropped from sys.modules and imported again goes on with the watcher that it has.
-watcher = next((finder for finder in sys.meta_path if type(finder).__module__ == __name__), Watcher())
+
+
+def _watcher() -> Watcher:
+    """The one of an earlier import, where the package was dropped from sys.modules, else a new one."""
+    for finder in sys.meta_path:
+        if type(finder).__module__ == __name__:
+            return finder  # type: ignore[return-value]
+    return Watcher()
+
+
+watcher = _watcher()
 
 
 def start() -> None:

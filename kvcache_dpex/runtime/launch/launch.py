@@ -32,7 +32,7 @@ class Kernel:
     """A kernel that is built for a context."""
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self.reference = ctypes.c_void_p(kernel.addressof_ref())
 
 
@@ -113,8 +113,8 @@ class Launch:
         self._global = (size * axes)(*reversed(global_size))
         self._local = (size * axes)(*reversed(local_size))
         self._axes = size(axes)
-        self._kernel = build(module, queue, subgroup_size(queue.sycl_device, local_size[0]))
-        self._kernel_ref = self._kernel.reference
+        self.kernel = build(module, queue, subgroup_size(queue.sycl_device, local_size[0]))
+        self._kernel_ref = self.kernel.reference
         self.queue = queue
         self._queue_ref = ctypes.c_void_p(self.order.queue.addressof_ref())
         self._submit = interface().submit

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from ..environment import devices
 from .interface import Event, capsule, interface
+from .readers import is_tensor
 
 if TYPE_CHECKING:
     import dpctl
@@ -88,13 +89,21 @@ class Asynchronous:
     def after(self, event: Event, owners: Any) -> None:
         if self._barrier:
             self._barrier(self._queue_ref)
-        if owners is None:
+        if owners is None or _belong_to_torch(owners):
             return
         kernel = self._event_type(capsule(event, b"SyclEventRef"))  # a copy of the reference
         # dpctl's own way to keep arguments alive: a host task that releases them after the kernel.
         released = self.queue._submit_keep_args_alive(owners, [kernel])
         if self._managers:
             self._managers[self.queue].add_event_pair(released, kernel)
+
+
+def _belong_to_torch(owners: Any) -> bool:
+    """Whether the operands are tensors on an XPU: torch gives their memory only to later work of the stream.
+
+    A host task on torch's stream would keep its later kernels waiting for Python.
+    """
+    return bool(owners) and is_tensor(owners[0]) and owners[0].is_xpu
 
 
 Order = Union[Blocking, Asynchronous]

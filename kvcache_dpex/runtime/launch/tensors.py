@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..environment import devices
 from . import xpu
-from .arrays import Unreadable
+from .readers import Package, Reader, Unreadable, register
 
 if TYPE_CHECKING:
     import dpctl
@@ -19,13 +19,14 @@ _cpu_queue: dpctl.SyclQueue | None = None
 _making = threading.Lock()
 
 
-def reader_for(kind: Any) -> Callable[[torch.Tensor], tuple[int, tuple]]:
+def _find_readers(tensor: torch.Tensor) -> tuple[Reader, Reader]:
     """`read`, for a type whose tensors have memory; a type that redefines dispatch may have none."""
+    kind = type(tensor)
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise Unreadable(
             f"must be an ordinary torch.Tensor, got {kind.__module__}.{kind.__qualname__}, a stand-in"
         )
-    return read
+    return read, read
 
 
 def read(tensor: torch.Tensor) -> tuple[int, tuple]:
@@ -38,11 +39,47 @@ def read(tensor: torch.Tensor) -> tuple[int, tuple]:
         raise Unreadable(f"must be on the CPU or an XPU, got a tensor on {tensor.device}")
     if tensor.is_neg():
         raise Unreadable("must hold its own values, got a negated view; .resolve_neg() makes one that does")
+    if tensor.dtype.is_complex and tensor.is_conj():
+        raise Unreadable(
+            "must hold its own values, got a conjugate view; .resolve_conj() makes one that does"
+        )
     try:
-        return tensor.data_ptr(), (tensor.shape, tensor.stride(), tensor.dtype, queue)
+        pointer, kind = tensor.data_ptr(), (tensor.shape, tensor.stride(), tensor.dtype)
+        offset, available = tensor.storage_offset(), tensor.untyped_storage().nbytes()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise Unreadable(f"must be dense, in memory of its own, got {tensor.layout} ({reason})") from error
+    needed = _extents.get(kind)
+    if needed is None:
+        needed = _extent(*kind)
+    offset *= kind[2].itemsize
+    if needed and (offset + needed > available or pointer == offset):
+        raise Unreadable(_without_memory(tensor, offset + needed, available))
+    return pointer, (*kind, queue)
+
+
+_extents: dict[tuple, int] = {}  # working them out costs more than the rest of `read`
+
+
+def _extent(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes from the first element of a tensor to the end of its last one; 0 without elements."""
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides))
+    extent = 0 if 0 in shape else (last + 1) * dtype.itemsize
+    if len(_extents) >= 4096:
+        _extents.clear()
+    _extents[shape, strides, dtype] = extent
+    return extent
+
+
+def _without_memory(tensor: torch.Tensor, needed: Any, available: int) -> str:
+    if torch._is_functional_tensor(tensor):
+        return "must have memory, got a tensor inside torch.func.functionalize, which has none"
+    if tensor._is_zerotensor():
+        return "must have memory, got a zero tensor, which has none; .clone() makes one that has"
+    return (
+        f"must lie in its storage, got a tensor that needs {needed} bytes of a storage of {available}, which "
+        "was resized or freed; allocate it again"
+    )
 
 
 def _make_cpu_queue() -> dpctl.SyclQueue:
@@ -96,3 +133,6 @@ def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
 def empty_like(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | str) -> torch.Tensor:
     """An uninitialised tensor on the same device."""
     return torch.empty(shape, dtype=dtype_of(dtype), device=tensor.device)
+
+
+register("tensors", Package(_find_readers, empty_like, to_numpy))
