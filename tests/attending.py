@@ -19,7 +19,7 @@ def batch(
     block_size=4,
     q_heads=4,
     kv_heads=2,
-    head_size=8,
+    head_size=16,
     value_head_size=None,
     spare=2,
     surplus=1,

@@ -25,7 +25,7 @@ from ..runtime.compile import edits
 from ..runtime.launch import arrays, launch
 from ..runtime.launch.arrays import Operand, read, read_output
 from . import calls, validate
-from .calls import Kind, Plan, Result
+from .calls import Kind, Plan, Result, Steps
 from .declaration import parameters_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,7 +59,7 @@ def using(**changes: Any) -> Iterator[None]:
 
 def operation(
     check: Callable[..., None],
-    plan: Callable[..., Plan | None],
+    plan: Callable[..., Plan | Steps | None],
     *,
     results: Callable[..., dict[str, Result]] | None = None,
     aligned: str = "",
@@ -77,8 +77,8 @@ def operation(
         Called with an `Operand` (or None) for each array and with the options, all by name; raises where they
         do not fit. `Operand.queue` is None while torch traces.
     plan
-        Called likewise after the check, with ``alignment`` as a further argument; returns a `Plan`, or None
-        where there is nothing to do.
+        Called likewise after the check, with ``alignment`` as a further argument; returns a `Plan`,
+        `Steps`, or None where there is nothing to do.
     results
         Called like the check where the operation returns arrays; says by name what they are. Those that a
         call leaves out are made. Where there is an option ``return_NAME``, it says whether that is returned.
