@@ -159,7 +159,7 @@ def paged_attention(
     lse = np.full((num_tokens, num_q_heads), -np.inf) if lse is None else lse
     scale = head_size**-0.5 if scale is None else scale
     starts = np.arange(len(seq_lens) + 1) if query_start_loc is None else query_start_loc
-    q = as_float32(query, dtype).astype("f8")
+    q = as_float32(query, dtype if query.dtype == np.uint16 else None).astype("f8")
     for sequence, seq_len in enumerate(seq_lens):
         first, end = starts[sequence], starts[sequence + 1]
         for token in range(max(first, 0), min(end, num_tokens)):

@@ -55,7 +55,8 @@ def test_an_edit_between_import_and_compilation(monkeypatch):
     """The other Python reads the files as they are: another identity is no answer."""
     wanted = store.signature(scatter_gpu, slot="int64")._replace(identity="0" * 64)
     message = (
-        f"{COMPILER} could not compile kernel scatter_gpu-int64: RuntimeError: its source was edited after it "
+        f"{COMPILER} could not compile kernel scatter_gpu-int64: "
+        f"RuntimeError: its source was edited after it "
         "was imported: restart Python"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "runtime/compile": ("runtime/compile", "runtime/environment"),
     "runtime/compile/store.py": ("runtime/compile", "kernels"),
     "runtime/compile/lowering.py": ("runtime/compile", "kernels"),
+    "runtime/compile/lowering_views.py": ("runtime/compile", "kernels"),
     "runtime/compile/simulate.py": ("runtime/compile", "kernels"),
     "runtime/launch": ("runtime/launch", "runtime/compile", "runtime/environment"),
     "formats.py": (),
@@ -33,11 +34,12 @@ MAY_IMPORT = {
     "__init__.py": ("blocks", "ops", "runtime"),
 }
 
+LOWERING = "runtime/compile/lowering.py", "runtime/compile/lowering_views.py"
 # Which files may import these packages at all.
 ONLY_IN = {
     "numba_dpex": ("runtime/compile/compiler.py",),
-    "numba": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
-    "llvmlite": ("runtime/compile/compiler.py", "runtime/compile/lowering.py"),
+    "numba": ("runtime/compile/compiler.py", *LOWERING),
+    "llvmlite": ("runtime/compile/compiler.py", *LOWERING),
     "ctypes": (
         "runtime/launch/arguments.py",
         "runtime/launch/interface.py",
@@ -128,7 +130,7 @@ def test_kernel_files_import_numpy_at_most(file):
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_device_packages_are_imported_when_they_are_needed(file):
     """At the top of a file they would load with it; some files exist only for numba or torch."""
-    here = {"runtime/compile/lowering.py", *ONLY_IN["torch"]}
+    here = {*LOWERING, *ONLY_IN["torch"]}
     eager = {module.split(".")[0] for module, within, now in imports(file) if now and not within}
     if file.as_posix() not in here:
         assert not eager & {"dpctl", "dpnp", "numba", "numba_dpex", "torch"}

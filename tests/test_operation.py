@@ -45,12 +45,8 @@ def assert_written(host, device):
 def test_operations_are_those_of_the_package():
     from kvcache_dpex.ops import attention, dequantize, merge, quantize, write  # noqa: F401
 
-    assert set(OPERATIONS) == set(kv.__all__) - {
-        "empty_cache",
-        "empty_quant_cache",
-        "BlockPool",
-        "OutOfBlocks",
-    }
+    others = {"BlockPool", "OutOfBlocks", "empty_cache", "empty_quant_cache"}
+    assert set(OPERATIONS) == set(kv.__all__) - others
     for name, operation in OPERATIONS.items():
         assert getattr(kv, name).operation is operation
         assert inspect.signature(getattr(kv, name)) == operation.signature

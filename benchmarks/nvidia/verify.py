@@ -18,6 +18,7 @@ import torch
 
 from kvcache_dpex.runtime.compile import store
 from tests.gates.cases import (
+    CODES,
     SENTINEL,
     SLOT_TYPES,
     VALUE_TYPES,
@@ -59,12 +60,9 @@ def large_cases() -> list[Case]:
             dequantize_case(rng, value, (33, 16, heads, size), block, format)
             for value in VALUE_TYPES
             for block in (None, *SLOT_TYPES)
+            for format in CODES
         ]
-    found.append(
-        write_case(
-            rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", "int8_per_token_head", blocks=1100
-        )
-    )
+    found.append(write_case(rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", blocks=1100))
     found.append(
         quantize_case(
             rng, "float16", 4096, 8, (128, 128), "contiguous", "int64", "int8_per_token_head", blocks=1100

@@ -6,7 +6,7 @@ from .blocks import block_shown
 from .codecs import codec_of
 from .parts import index_in_row
 from .vectors import each
-from .views import load, store
+from .views import load, row_from, store
 
 TYPES = {
     "value": ("float32", "float16", "bfloat16"),
@@ -36,13 +36,14 @@ def dequantize_gpu(
     n = item.get_global_id(2)
     if row < rows:
         block = block_shown(blocks, n, listed)
+        out_row = row_from(out, n, row, 0)
         if 0 <= block < num_blocks:
             codec = codec_of(codes)
             scale = load(scales, block, row)
             low = load(codes, block, row, first)
             high = load(codes, block, row, second)
-            store(out, each(codec.value_of, low, scale), n, row, first)
-            store(out, each(codec.value_of, high, scale), n, row, second)
+            store(out_row, each(codec.value_of, low, scale), first)
+            store(out_row, each(codec.value_of, high, scale), second)
         else:
-            store(out, ZEROS, n, row, first)
-            store(out, ZEROS, n, row, second)
+            store(out_row, ZEROS, first)
+            store(out_row, ZEROS, second)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.launch.arrays import Operand
-from . import validate
-from .attention_checks import check
+from .attention_checks import check, type_of
 from .attention_plans import plan
 from .calls import Result
 from .declaration import Array, DType, Float, Int, Name, Written
@@ -16,9 +15,7 @@ from .operation import operation, perform
 def _results(query: Operand, value_cache: Operand, dtype: Any, **others: Any) -> dict[str, Result]:
     num_tokens, num_q_heads = query.shape[:2]
     return {
-        "out": Result(
-            (num_tokens, num_q_heads, value_cache.shape[3]), validate.float_type("query", query, dtype)
-        ),
+        "out": Result((num_tokens, num_q_heads, value_cache.shape[3]), type_of("query", query, dtype)),
         "lse": Result((num_tokens, num_q_heads), "float32"),
     }
 
@@ -79,7 +76,7 @@ def paged_attention(
         A further score for each head, neither scaled nor capped, that takes part in the softmax without a
         value.
     dtype
-        ``"bfloat16"`` where `query`, `out` and the caches are uint16 arrays that hold bfloat16 bits.
+        ``"bfloat16"`` where uint16 arrays among `query`, `out` and the caches hold bfloat16 bits.
     out : [num_tokens, num_q_heads, value_head_size]
         Takes the result, in the dtype of `query`.
     lse : [num_tokens, num_q_heads], float32

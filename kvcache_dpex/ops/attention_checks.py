@@ -31,7 +31,7 @@ def check(
     format: Any,
     batch_invariant: bool,
 ) -> None:
-    value_type = validate.float_type("query", query, dtype)
+    value_type = type_of("query", query, dtype)
     if len(query.shape) != 3:
         raise ValueError(
             f"`query` must have shape [num_tokens, num_q_heads, head_size], got {list(query.shape)}"
@@ -53,7 +53,7 @@ def check(
         validate.of_type("sinks", sinks, "float32")
         validate.of_shape("sinks", sinks, (query.shape[1],), "[num_q_heads]")
     _check_numbers(scale, sliding_window, soft_cap)
-    if out is not None and validate.float_type("out", out, dtype) != value_type:
+    if out is not None and type_of("out", out, dtype) != value_type:
         raise TypeError(f"`out` must have the dtype of `query`, {query.dtype_name}, got {out.dtype_name}")
     if lse is not None:
         validate.of_type("lse", lse, "float32")
@@ -63,7 +63,12 @@ def code_type_of(key_cache: Operand, format: Any, dtype: Any) -> str:
     """The type of the elements of the caches."""
     if key_cache.dtype_name in ("int8", "uint8", "float8_e4m3fn") or format is not None:
         return validate.codes("key_cache", key_cache, format)
-    return validate.float_type("key_cache", key_cache, dtype)
+    return type_of("key_cache", key_cache, dtype)
+
+
+def type_of(name: str, operand: Operand, dtype: Any) -> str:
+    """The type of an array's values; `dtype` says what uint16 arrays hold, and others may be of their own."""
+    return validate.float_type(name, operand, dtype if operand.dtype_name == "uint16" else None)
 
 
 def _check_caches(query: Operand, key_cache: Operand, value_cache: Operand) -> None:

@@ -14,7 +14,7 @@ from ..kernels.paged_attention_strided import paged_attention_strided
 from ..layout import contiguous_strides
 from ..runtime.launch.arrays import Operand
 from . import validate
-from .attention_checks import code_type_of
+from .attention_checks import code_type_of, type_of
 from .calls import Plan, Steps
 from .groups import CPU_VECTOR, group_limit, head_groups, round_up
 from .plan import Variant, anywhere, choose, merged, plan_of
@@ -52,7 +52,7 @@ def plan(
     scale = query.shape[2] ** -0.5 if scale is None else scale
     factor, cap = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
     types = {
-        "value": validate.float_type("query", query, dtype),
+        "value": type_of("query", query, dtype),
         "code": code_type_of(key_cache, format, dtype),
     }
     arguments = {

@@ -19,6 +19,8 @@ INSTRUCTIONS = {
     "dequantize_gpu": 900,
     "dequantize_strided": 900,
     "dequantize_cpu": 740,
+    "paged_attention_strided": 2000,
+    "merge_states": 1100,
 }
 # Fast paths: least bytes a lane in each load of data (not of the slot) and in each store.
 WIDTHS = {

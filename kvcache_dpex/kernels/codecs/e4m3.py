@@ -35,14 +35,14 @@ def code_of(x):
     """The e4m3fn nearest to a float32, ties to even, at most 448 in magnitude; NaN stays NaN."""
     magnitude = abs_bits(x)
     bits = np.uint32(magnitude)
+    even = np.uint32(np.uint32(bits >> np.uint32(20)) & np.uint32(1))
+    rounded = np.uint32(np.uint32(bits + np.uint32(0x7FFFF)) + even)
+    code = min(np.uint32(np.uint32(rounded >> np.uint32(20)) - REBIAS), LARGEST_CODE)
     if magnitude < NORMAL:
-        code = np.uint32(float_bits(float_from_bits(magnitude) + STEPS)) - STEPS_BITS
-    else:
-        even = (bits >> np.uint32(20)) & np.uint32(1)
-        code = min(((bits + np.uint32(0x7FFFF) + even) >> np.uint32(20)) - REBIAS, LARGEST_CODE)
+        code = np.uint32(np.uint32(float_bits(float_from_bits(magnitude) + STEPS)) - STEPS_BITS)
     if magnitude > INFINITY:
         code = NAN_CODE
-    sign = (np.uint32(float_bits(x)) >> np.uint32(24)) & np.uint32(0x80)
+    sign = np.uint32(np.uint32(np.uint32(float_bits(x)) >> np.uint32(24)) & np.uint32(0x80))
     return np.uint8(code | sign)
 
 

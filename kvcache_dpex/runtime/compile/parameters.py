@@ -63,6 +63,8 @@ def parse(text: str) -> Parameter:
             return Parameter("constant", element)
         return Parameter("pointer" if match["star"] else "number", element)
     names, _, steps = zip(*(axis.strip().partition("=") for axis in match["axes"].split(",")))
+    if not all(names):
+        raise ValueError(f"each axis of a view needs a name, got {text!r}")
     if any(step not in ("", "any") for step in steps[:-1]) or steps[-1] not in ("", "any", "1"):
         raise ValueError(f"only the stride of the last axis may be fixed, and only at 1, got {text!r}")
     return Parameter("view", element, int(match["width"] or 1), names, steps[-1] == "1")

@@ -53,10 +53,12 @@ def _find_readers(array: Any) -> tuple[Reader, Reader]:
             "makes an array of the device"
         )
     usm_of = kind.get_array if usm is not array else lambda usm: usm
-    empty = tensor_module().empty
 
     def reader(check: Callable[[Any], None]) -> Reader:
-        return usm_state.reader(usm, usm_of, check, empty) or _asking_reader(usm_of, check)
+        found = None
+        if type(usm).__name__ == "usm_ndarray":
+            found = usm_state.reader(usm, usm_of, check, tensor_module().empty)
+        return found or _asking_reader(usm_of, check)
 
     return reader(_approve), reader(_require_writable)
 

@@ -43,8 +43,6 @@ def reader(
 
 def _place(usm: Any, empty: Callable[..., Any]) -> int | None:
     """The offset of NumPy's number of the dtype, which the flags follow."""
-    if type(usm).__name__ != "usm_ndarray":
-        return None
     number_at, state_at = ctypes.c_int.from_address, ctypes.c_int64.from_address
     samples = [empty(1, dtype=character, sycl_queue=usm.sycl_queue) for character in "bBhHiIlLff"]
     if type(usm) is not type(samples[0]):
