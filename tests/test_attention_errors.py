@@ -12,7 +12,7 @@ NAMES = ["query", "key_cache", "value_cache", "block_table", "seq_lens"]
 
 def arguments_of(**changes):
     rng = np.random.default_rng(0)
-    arguments, starts = batch(rng, [5, 3], [2, 1])
+    arguments, starts = batch(rng, [5, 3], [2, 1], head_size=8)
     named = {**dict(zip(NAMES, arguments)), **starts, **changes}
     return {name: value for name, value in named.items() if value is not None}
 

@@ -76,7 +76,7 @@ def paged_attention(
         A further score for each head, neither scaled nor capped, that takes part in the softmax without a
         value.
     dtype
-        ``"bfloat16"`` where `query`, `out` and the caches are uint16 arrays that hold bfloat16 bits.
+        ``"bfloat16"`` where uint16 arrays among `query`, `out` and the caches hold bfloat16 bits.
     out : [num_tokens, num_q_heads, value_head_size]
         Takes the result, in the dtype of `query`.
     lse : [num_tokens, num_q_heads], float32
