@@ -52,6 +52,11 @@ CASES = {
         ValueError,
         "`value_cache` must have the blocks, slots and heads of `key_cache`, [5, 4, 2], got [4, 4, 2]",
     ),
+    "value cache of other heads": (
+        {"value_cache": zeros(5, 4, 1, 8)},
+        ValueError,
+        "`value_cache` must have the blocks, slots and heads of `key_cache`, [5, 4, 2], got [5, 4, 1]",
+    ),
     "caches of two types": (
         {"value_cache": zeros(5, 4, 2, 8, dtype="f2")},
         TypeError,
@@ -91,6 +96,12 @@ CASES = {
         {"query_start_loc": None},
         ValueError,
         "`query` must have one token for each of the 2 sequences of `block_table`, got 3; pass "
+        "query_start_loc for sequences of several tokens",
+    ),
+    "fewer tokens than sequences": (
+        {"query": zeros(1, 4, 8), "query_start_loc": None},
+        ValueError,
+        "`query` must have one token for each of the 2 sequences of `block_table`, got 1; pass "
         "query_start_loc for sequences of several tokens",
     ),
     "sinks of another size": (
