@@ -28,7 +28,11 @@ from .runtime.launch.tensors import dtype_of
 
 # A copy of the package under another name, as the kernels hub makes them, has operations of its own.
 NAMESPACE = __name__.rpartition(".")[0].replace(".", "_")
-_library = torch.library.Library(NAMESPACE, "DEF")
+# A package that was dropped from sys.modules and is imported again takes the place of what it registered.
+_libraries = vars(torch.library).setdefault("_kvcache_dpex", {})
+if NAMESPACE in _libraries:
+    _libraries.pop(NAMESPACE)._destroy()
+_library = _libraries[NAMESPACE] = torch.library.Library(NAMESPACE, "DEF")
 _grad_enabled = torch.is_grad_enabled
 _in_inference_mode = torch.is_inference_mode_enabled
 
@@ -36,8 +40,8 @@ _in_inference_mode = torch.is_inference_mode_enabled
 def schema_of(operation: Operation, *, out: bool) -> str:
     """The schema of an operation in torch's language, with or without `out` and other results.
 
-    >>> schema_of(OPERATIONS["dequant_cache"], out=False)
-    'dequant_cache(Tensor q, Tensor scales, *, ScalarType? dtype=None, Tensor? blocks=None) -> (Tensor)'
+    >>> schema_of(OPERATIONS["reshape_and_cache"], out=False).partition(" slot_mapping")[0]
+    'reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor'
     """
     parts, letters = [], iter("abcdefgh")
     for name, parameter in operation.signature.parameters.items():

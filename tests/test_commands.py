@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import kvcache_dpex
 from helpers import ROOT, output_of, run_python
 from kvcache_dpex import __version__
 from kvcache_dpex.__main__ import main
@@ -91,7 +92,7 @@ def rounded(key, value, key_cache, value_cache, slots):
     ids=lambda part: getattr(part, "__name__", ""),
 )
 def test_check_notices_a_wrong_write(run, monkeypatch, queue, broken, failing):
-    monkeypatch.setattr(check, "reshape_and_cache", broken)
+    monkeypatch.setattr(kvcache_dpex, "reshape_and_cache", broken)
     assert_noticed(run, queue, failing)
 
 
@@ -133,7 +134,7 @@ def change(name, index, value):
     ],
 )
 def test_check_notices_a_wrong_int8_write(run, monkeypatch, queue, name, index, value, failing):
-    monkeypatch.setattr(check, "reshape_and_cache_quant", change(name, index, value))
+    monkeypatch.setattr(kvcache_dpex, "reshape_and_cache_quant", change(name, index, value))
     assert_noticed(run, queue, failing)
 
 
@@ -144,7 +145,7 @@ def test_check_notices_a_wrong_decode(run, monkeypatch, queue):
         steps = arrays.tensor_module().reshape(scales, (16, 16, 8, 1))
         return right_dequant(codes, scales) + 0.6 * arrays.as_dpnp(steps)
 
-    monkeypatch.setattr(check, "dequant_cache", broken)
+    monkeypatch.setattr(kvcache_dpex, "dequant_cache", broken)
     assert_noticed(run, queue, ["7"])
 
 

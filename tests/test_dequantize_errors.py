@@ -27,7 +27,12 @@ def working(queue):
 @pytest.mark.parametrize(
     ("changed", "options", "error", "message"),
     [
-        ({"q": "uint8"}, {}, TypeError, "`q` must be int8, got uint8"),
+        (
+            {"q": "uint8"},
+            {},
+            TypeError,
+            "`q` must be int8, float8_e4m3fn, or uint8 with format='fp8_per_token_head', got uint8",
+        ),
         ({"q": (20, 2, 8)}, {}, ValueError, f"`q` must have shape {SHAPE}, got [20, 2, 8]"),
         ({"scales": "float16"}, {}, TypeError, "`scales` must be float32, got float16"),
         (
@@ -148,4 +153,4 @@ def test_too_many_slots_for_the_general_kernel(queue, blocks):
     out = arrays.Operand(codes.shape, codes.strides, np.dtype("float32"), queue)
     message = f"`out` must have fewer than 2**32 slots, got {blocks * size}; decode fewer blocks"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        dequantize._plan(codes, scales, None, None, out, alignment=1)
+        dequantize._plan(codes, scales, None, None, out, None, alignment=1)

@@ -58,6 +58,8 @@ CALLS = [
     "kv.reshape_and_cache(None, None, None, None, None)",
     "kv.reshape_and_cache_quant(None, None, None, None, None, None, None)",
     "kv.dequant_cache(None, None)",
+    "kv.paged_attention(None, None, None, None, None)",
+    "kv.merge_attention_states(None, None, None, None)",
 ]
 
 

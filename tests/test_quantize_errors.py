@@ -92,8 +92,16 @@ def test_shapes(arguments, new, queue, name, shape, message):
         ("key", "uint16", f"`key` {FLOATS}, got uint16"),
         ("key", "complex64", f"`key` {FLOATS}, got complex64"),
         ("value", "float16", "`value` must have the dtype of `key`, float32, got float16"),
-        ("kq", "uint8", "`kq` must be int8, got uint8"),
-        ("vq", "float32", "`vq` must be int8, got float32"),
+        (
+            "kq",
+            "uint8",
+            "`kq` must be int8, float8_e4m3fn, or uint8 with format='fp8_per_token_head', got uint8",
+        ),
+        (
+            "vq",
+            "float32",
+            "`vq` must be int8, float8_e4m3fn, or uint8 with format='fp8_per_token_head', got float32",
+        ),
         ("ks", "float16", "`ks` must be float32, got float16"),
         ("vs", "int32", "`vs` must be float32, got int32"),
         ("slot_mapping", "float32", "`slot_mapping` must be int32 or int64, got float32"),
@@ -200,7 +208,7 @@ def test_too_many_slots_for_the_general_kernel(queue, blocks):
         f"got {blocks} blocks of {size}"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        quantize._plan(rows, rows, codes, codes, scales, scales, slots, None, False, alignment=1)
+        quantize._plan(rows, rows, codes, codes, scales, scales, slots, None, None, False, alignment=1)
 
 
 def test_heads_too_large_for_a_work_group(arguments, new, queue, monkeypatch):

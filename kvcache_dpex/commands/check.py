@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from importlib import import_module
 from typing import Any, Callable
 
 import numpy as np
 
 from .. import reference
-from ..ops.allocate import empty_cache
-from ..ops.dequantize import dequant_cache
-from ..ops.quantize import reshape_and_cache_quant
-from ..ops.write import reshape_and_cache
 from ..runtime.environment import devices, gpu
 from ..runtime.launch import arrays
 
+kv = import_module("..", __package__)  # the operations are loaded when they are used
 NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE, NUM_TOKENS = 16, 16, 8, 128, 40
 SENTINEL = 0xA5
 # A quotient near 127 is rounded by up to 2**-18 steps before it becomes a code, and decoding by 2**-17.
@@ -60,7 +58,7 @@ def plain_write(queue: Any) -> list[tuple[str, int]]:
     caches = [_to_device(cache, queue) for cache in expected]
     reference.reshape_and_cache(key, value, expected[0], expected[1], slots)
     inputs = [_to_device(array, queue) for array in (key, value)]
-    reshape_and_cache(inputs[0], inputs[1], caches[0], caches[1], _to_device(slots, queue))
+    kv.reshape_and_cache(inputs[0], inputs[1], caches[0], caches[1], _to_device(slots, queue))
     found = [arrays.to_numpy(cache) for cache in caches]
 
     written = slots[slots >= 0]
@@ -103,7 +101,7 @@ def int8_write(queue: Any) -> list[tuple[str, int]]:
     reference.reshape_and_cache_quant(key, value, kq, vq, ks, vs, slots)
     inputs = [_to_device(array, queue) for array in (key, value)]
     codes_of_keys, codes_of_values, ks, vs = caches
-    reshape_and_cache_quant(
+    kv.reshape_and_cache_quant(
         inputs[0], inputs[1], codes_of_keys, codes_of_values, ks, vs, _to_device(slots, queue)
     )
     codes_k, codes_v, scales_k, scales_v = (arrays.to_numpy(cache) for cache in caches)
@@ -111,7 +109,7 @@ def int8_write(queue: Any) -> list[tuple[str, int]]:
     written = slots[slots >= 0]
     beyond_half_a_step = 0
     for codes, scales, rows in ((caches[0], caches[2], key), (caches[1], caches[3], value)):
-        decoded = arrays.to_numpy(dequant_cache(codes, scales)).reshape(-1, NUM_KV_HEADS, HEAD_SIZE)
+        decoded = arrays.to_numpy(kv.dequant_cache(codes, scales)).reshape(-1, NUM_KV_HEADS, HEAD_SIZE)
         step = arrays.to_numpy(scales)[written][..., None].astype("f8")
         error = np.abs(decoded[written].astype("f8") - rows[slots >= 0].astype("f8")) / step
         beyond_half_a_step += int((error > HALF_A_STEP).sum())
@@ -149,14 +147,14 @@ def timing(queue: Any) -> str:
     """How long a write of 8 tokens takes beside dpnp's own indexed write, each waited for."""
     import dpnp
 
-    key_cache, value_cache = empty_cache(NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE, device=queue)
+    key_cache, value_cache = kv.empty_cache(NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE, device=queue)
     key = dpnp.ones((8, NUM_KV_HEADS, HEAD_SIZE), dtype="float32", sycl_queue=queue)
     slots = dpnp.arange(8, sycl_queue=queue)
     rows = (NUM_BLOCKS * BLOCK_SIZE, NUM_KV_HEADS, HEAD_SIZE)
     flat_key, flat_value = key_cache.reshape(rows), value_cache.reshape(rows)
 
     def ours() -> None:
-        reshape_and_cache(key, key, key_cache, value_cache, slots)
+        kv.reshape_and_cache(key, key, key_cache, value_cache, slots)
         queue.wait()
 
     def indexed() -> None:

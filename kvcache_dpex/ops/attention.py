@@ -142,9 +142,7 @@ def _check_numbers(scale: float | None, sliding_window: int | None, soft_cap: fl
 def _results(query: Operand, value_cache: Operand, dtype: Any, **others: Any) -> dict[str, Result]:
     num_tokens, num_q_heads = query.shape[:2]
     return {
-        "out": Result(
-            (num_tokens, num_q_heads, value_cache.shape[3]), _type_of("query", query, dtype)
-        ),
+        "out": Result((num_tokens, num_q_heads, value_cache.shape[3]), _type_of("query", query, dtype)),
         "lse": Result((num_tokens, num_q_heads), "float32"),
     }
 
@@ -181,9 +179,7 @@ def _plan(
             f"{value_head_size}"
         )
     value_type = _type_of("query", query, dtype)
-    code_type = (
-        "int8" if key_cache.dtype_name == "int8" else _type_of("key_cache", key_cache, dtype)
-    )
+    code_type = "int8" if key_cache.dtype_name == "int8" else _type_of("key_cache", key_cache, dtype)
     scale = head_size**-0.5 if scale is None else scale
     factor, cap = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
     return plan_of(

@@ -92,7 +92,7 @@ for part in ("", "build", "build/torch-cpu", "build/torch-xpu"):
     assert all(callable(getattr(kv, name)) for name in kv.__all__)
     print(kv.__name__[:16], len(kv.__all__))
 """
-    assert output_of(code).splitlines() == ["kvcache_dpex_cpu 8"] * 3 + ["kvcache_dpex_xpu 8"]
+    assert output_of(code).splitlines() == ["kvcache_dpex_cpu 10"] * 3 + ["kvcache_dpex_xpu 10"]
 
 
 def test_a_missing_dpctl_is_told_with_the_command(hub):

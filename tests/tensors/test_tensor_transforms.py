@@ -8,6 +8,7 @@ from tensor_cases import contiguous_case  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 
+from helpers import output_of  # noqa: E402
 from kvcache_dpex import torch as kv  # noqa: E402
 from kvcache_dpex.dispatch import schema_of  # noqa: E402
 from kvcache_dpex.ops.operation import OPERATIONS  # noqa: E402
@@ -187,3 +188,22 @@ def test_schemas_say_what_is_written():
             written = {argument.name for argument in schema.arguments if argument.is_write}
             declared = {array.name for array in operation.arrays if array.kind == "written"}
             assert written == declared - (set() if out else set(operation.results)), name
+
+
+AGAIN = """
+import sys
+import torch
+for _ in range(2):
+    for name in [name for name in sys.modules if name.split(".")[0] == "kvcache_dpex"]:
+        del sys.modules[name]
+    from kvcache_dpex import torch as kv
+    caches = kv.empty_cache(4, 4, 1, 8, device="cpu")
+    row = torch.ones(1, 1, 8)
+    kv.reshape_and_cache(row, row, *caches, torch.tensor([5]))
+    print(int(caches[0].sum()), torch.ops.kvcache_dpex.reshape_and_cache.default is not None)
+"""
+
+
+def test_a_package_that_is_imported_again_registers_its_operations_again():
+    """As notebooks and test runners do, which drop a package from sys.modules."""
+    assert output_of(AGAIN).splitlines() == ["8 True", "8 True"]
