@@ -1,11 +1,14 @@
 """What paged_attention and merge_attention_states refuse, in which words; nothing is then written."""
 
+import re
+
 import numpy as np
 import pytest
 
 from attending import batch
 from helpers import to_bytes, to_device
 from kvcache_dpex import merge_attention_states, paged_attention
+from kvcache_dpex.kernels.intrinsics import LOCAL_WORDS
 
 NAMES = ["query", "key_cache", "value_cache", "block_table", "seq_lens"]
 
@@ -140,6 +143,11 @@ CASES = {
         ValueError,
         "`lse` must have shape [3, 4], got [3, 5]",
     ),
+    "lse of another type": (
+        {"lse": zeros(3, 4, dtype="i4")},
+        TypeError,
+        "`lse` must be float32, got int32",
+    ),
 }
 
 
@@ -157,6 +165,18 @@ def test_refused(queue, case):
     assert str(raised.value) == message
     for name in ("out", "lse"):
         assert not to_bytes(device[name]).any()
+
+
+def test_value_heads_too_large_for_a_work_group(queue):
+    """Scores and weights of all lanes share the local memory, so a lane has half of the words for each."""
+    device = queue.sycl_device
+    most = 8 * min(device.max_work_group_size, LOCAL_WORDS // 2)
+    given = {**arguments_of(), "value_cache": zeros(5, 4, 2, most + 1)}
+    out = to_device(zeros(3, 4, most + 1), queue)
+    message = f"`value_cache` must have heads of at most {most} values on {device.name}, got {most + 1}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        paged_attention(**{name: to_device(value, queue) for name, value in given.items()}, out=out)
+    assert not to_bytes(out).any()
 
 
 @pytest.mark.parametrize("name", ["query", "key_cache", "block_table", "seq_lens"])
@@ -188,3 +208,11 @@ def test_what_merging_refuses(queue):
         with pytest.raises(ValueError, match=r"^`") as raised:
             merge_attention_states(*arguments)
         assert str(raised.value) == message
+    half = to_device(zeros(3, 4, 8, dtype="f2"), queue)
+    for arguments, results, name in (
+        ((out, lse, half, lse), {}, "out_b"),
+        ((out, lse) * 2, {"out": half}, "out"),
+    ):
+        with pytest.raises(TypeError) as raised:
+            merge_attention_states(*arguments, **results)
+        assert str(raised.value) == f"`{name}` must have the dtype of `out_a`, float32, got float16"

@@ -1,5 +1,6 @@
 """What is refused, and what autograd is told."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -134,6 +135,20 @@ def test_refused(case):
     assert all(torch.equal(memory(given[name]), bytes) for name, bytes in untouched.items())
 
 
+@pytest.mark.parametrize(("name", "tensor"), [("value_cache", "key"), ("key", "value")])
+def test_arrays_among_tensors(name, tensor):
+    """The package's own function takes either kind; the message says which argument is of which."""
+    given = arguments()
+    caches = kvcache_dpex.empty_cache(5, 4, 2, 16, device="cpu")
+    given[name] = caches[1] if name == "value_cache" else caches[0].reshape(20, 2, 16)[:6]
+    message = (
+        f"`{tensor}` is a torch.Tensor but `{name}` is an array of dpnp; all must be of one kind: "
+        f"kvcache_dpex.torch.to_torch({name}) shares its memory with torch"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        kvcache_dpex.reshape_and_cache(*given.values())
+
+
 def _has_memory(thing):
     if type(thing) is not torch.Tensor or thing.device.type != "cpu" or thing.layout is not torch.strided:
         return False
@@ -242,6 +257,15 @@ def test_int8_write_refuses_what_has_no_int8_form():
     rows = torch.zeros(1, 2, 16, dtype=torch.float64)
     with pytest.raises(TypeError, match=r"`key` must be float32, float16, or bfloat16 .*got float64"):
         kv.reshape_and_cache_quant(rows, rows, *caches, torch.tensor([0]))
+
+
+def test_quantize_refuses_codes_of_two_formats():
+    """Each would do alone: one kernel writes both."""
+    kq, vq, ks, vs = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
+    rows = torch.ones(1, 2, 16)
+    with pytest.raises(TypeError, match=r"^`vq` must have the dtype of `kq`, int8, got float8_e4m3fn$"):
+        kv.reshape_and_cache_quant(rows, rows, kq, vq.view(torch.float8_e4m3fn), ks, vs, torch.tensor([0]))
+    assert not vs.any()
 
 
 def test_dequantize_refuses_another_dtype_than_that_of_out():
