@@ -80,6 +80,16 @@ CASES = {
         TypeError,
         "`block_table` must be int32, got int64",
     ),
+    "lengths of int64": (
+        {"seq_lens": zeros(2, dtype="i8")},
+        TypeError,
+        "`seq_lens` must be int32, got int64",
+    ),
+    "starts of int64": (
+        {"query_start_loc": zeros(3, dtype="i8")},
+        TypeError,
+        "`query_start_loc` must be int32, got int64",
+    ),
     "block table of one axis": (
         {"block_table": zeros(6, dtype="i4")},
         ValueError,
@@ -134,9 +144,9 @@ CASES = {
         "`out` must have shape [3, 4, 8], got [3, 4, 9]",
     ),
     "out of another type": (
-        {"out": zeros(3, 4, 8, dtype="f2")},
+        {"query": zeros(3, 4, 8, dtype="f2"), "out": zeros(3, 4, 8)},
         TypeError,
-        "`out` must have the dtype of `query`, float32, got float16",
+        "`out` must have the dtype of `query`, float16, got float32",
     ),
     "lse of another shape": (
         {"lse": zeros(3, 5)},
@@ -209,10 +219,11 @@ def test_what_merging_refuses(queue):
             merge_attention_states(*arguments)
         assert str(raised.value) == message
     half = to_device(zeros(3, 4, 8, dtype="f2"), queue)
+    # A wider result than wanted, so that nothing is written out of bounds where the check is missing.
     for arguments, results, name in (
-        ((out, lse, half, lse), {}, "out_b"),
-        ((out, lse) * 2, {"out": half}, "out"),
+        ((half, lse, out, lse), {}, "out_b"),
+        ((half, lse) * 2, {"out": out}, "out"),
     ):
-        with pytest.raises(TypeError) as raised:
+        with pytest.raises(TypeError, match=r"^`") as raised:
             merge_attention_states(*arguments, **results)
-        assert str(raised.value) == f"`{name}` must have the dtype of `out_a`, float32, got float16"
+        assert str(raised.value) == f"`{name}` must have the dtype of `out_a`, float16, got float32"

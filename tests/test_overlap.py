@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 import kvcache_dpex as kv
 from helpers import Twins, check_write, contiguous_case, random_bits, sentinel
 from kvcache_dpex.layout import Span, are_disjoint, extent
-from kvcache_dpex.ops.overlap import Guard
-from kvcache_dpex.runtime.launch.arrays import Operand
 from quantizing import check_quantize
 
 CASES = 500
@@ -99,13 +97,6 @@ def test_caches_that_overlap_on_purpose_are_written(queue, rng):
     key, value, _, _ = contiguous_case(rng, "float32")
     base = sentinel((8, 4, 2, 8), "float32")
     check_write(queue, key, value, base[:6], base[2:], np.array([0, 3, -1, 4, 1, 7]))
-
-
-def test_an_array_without_elements_shares_nothing():
-    """A block table of no columns, such as ``table[:, :0]``, has an address but no memory."""
-    table = Operand((3, 0), (8, 1), np.dtype("int32"), None)
-    out = Operand((3, 8), (8, 1), np.dtype("float32"), None)
-    Guard(["block_table", "out"], ["read", "written"], [table, out], []).require_disjoint([4096, 4096])
 
 
 def test_rows_beside_the_slots_that_are_written_are_read(queue, rng):

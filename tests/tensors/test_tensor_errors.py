@@ -285,6 +285,29 @@ def test_flash_knows_two_kinds_of_cache():
 
 
 @pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("auto", torch.float16),
+        ("float", torch.float32),
+        ("float32", torch.float32),
+        ("half", torch.float16),
+        ("float16", torch.float16),
+        ("bfloat16", torch.bfloat16),
+    ],
+)
+def test_flash_knows_vllms_names_of_dtypes(name, dtype):
+    """Each copies into a cache of its own dtype, and refuses one of another."""
+    key, value, *caches, slots = arguments().values()
+    given = key.to(dtype), value.to(dtype), *(cache.to(dtype).zero_() for cache in caches), slots
+    kv.reshape_and_cache_flash(*given, name, torch.ones(1), torch.ones(1))
+    assert torch.equal(given[2][1, 3], given[0][0])
+    if name != "auto":
+        caches[0] = caches[0].double()
+        with pytest.raises(ValueError, match=f"`kv_cache_dtype` must be the dtype of .* got '{name}'"):
+            kv.reshape_and_cache_flash(key, value, *caches, slots, name, torch.ones(1), torch.ones(1))
+
+
+@pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
         ((4, 0, 2, 16), ValueError, "`block_size` must be >= 1, got 0"),
