@@ -66,8 +66,8 @@ FAR_BLOCK, FAR_SLOT = 2**31, 2**31 + 1
 def test_scatter_strided_beyond_int32():
     key = np.arange(3, dtype="uint8")
     caches = [np.full(12, 99, "uint8") for _ in range(2)]
-    strides = {name: (0, 0, 1) for name in ("key", "value")}
-    strides |= {name: (6, 3, 0, 1) for name in ("key_cache", "value_cache")}
+    strides = dict.fromkeys(("key", "value"), (0, 0, 1))
+    strides |= dict.fromkeys(("key_cache", "value_cache"), (6, 3, 0, 1))
     sizes = {"num_tokens": 1, "num_slots": 2**32, "block_size": FAR_BLOCK, "key_size": 3, "value_size": 3}
     scalars = scalars_of(scatter_strided, {**strides, "slot_mapping": (1,)}, **sizes)
     simulate(scatter_strided, [3, 1, 1], [key, key, *caches, np.array([FAR_SLOT])], scalars)
@@ -79,9 +79,9 @@ def test_quantize_strided_beyond_int32():
     row = np.arange(8, dtype="float32")
     codes = [np.full(32, 99, "int8") for _ in range(2)]
     scales = [np.zeros(4, "float32") for _ in range(2)]
-    strides = {name: (0, 0, 1) for name in ("key", "value")}
-    strides |= {name: (16, 8, 0, 1) for name in ("key_codes", "value_codes")}
-    strides |= {name: (2, 1, 0) for name in ("key_scales", "value_scales")}
+    strides = dict.fromkeys(("key", "value"), (0, 0, 1))
+    strides |= dict.fromkeys(("key_codes", "value_codes"), (16, 8, 0, 1))
+    strides |= dict.fromkeys(("key_scales", "value_scales"), (2, 1, 0))
     sizes = {"num_slots": 2**32, "block_size": FAR_BLOCK, "key_size": 8, "value_size": 8, "lanes": 1}
     scalars = scalars_of(quantize_strided, {**strides, "slot_mapping": (1,)}, **sizes)
     pointers = [row, row, *codes, *scales, np.array([FAR_SLOT])]

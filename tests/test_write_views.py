@@ -148,7 +148,7 @@ def test_views_of_whole_rows(whole_rows, queue, make_rows, make_caches, dtype):
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 3), ("float16", 5), ("int8", 12), ("int8", 15)])
 def test_heads_padded_to_whole_words(runner, queue, dtype, size):
-    """Addresses and strides are multiples of 8 bytes, head sizes are not: the last elements are written too."""
+    """Addresses and strides are multiples of 8 bytes, head sizes are not: all elements are written."""
     rng = np.random.default_rng(8)
     padded = -(-size // 8) * 8
     key, value = random_bits(rng, (2, TOKENS, HEADS, padded), dtype)[..., :size]
