@@ -1,11 +1,14 @@
 """What paged_attention and merge_attention_states refuse, in which words; nothing is then written."""
 
+import re
+
 import numpy as np
 import pytest
 
 from attending import batch
 from helpers import to_bytes, to_device
 from kvcache_dpex import merge_attention_states, paged_attention
+from kvcache_dpex.kernels.intrinsics import LOCAL_WORDS
 
 NAMES = ["query", "key_cache", "value_cache", "block_table", "seq_lens"]
 
@@ -52,6 +55,11 @@ CASES = {
         ValueError,
         "`value_cache` must have the blocks, slots and heads of `key_cache`, [5, 4, 2], got [4, 4, 2]",
     ),
+    "value cache of other heads": (
+        {"value_cache": zeros(5, 4, 1, 8)},
+        ValueError,
+        "`value_cache` must have the blocks, slots and heads of `key_cache`, [5, 4, 2], got [5, 4, 1]",
+    ),
     "caches of two types": (
         {"value_cache": zeros(5, 4, 2, 8, dtype="f2")},
         TypeError,
@@ -72,6 +80,16 @@ CASES = {
         TypeError,
         "`block_table` must be int32, got int64",
     ),
+    "lengths of int64": (
+        {"seq_lens": zeros(2, dtype="i8")},
+        TypeError,
+        "`seq_lens` must be int32, got int64",
+    ),
+    "starts of int64": (
+        {"query_start_loc": zeros(3, dtype="i8")},
+        TypeError,
+        "`query_start_loc` must be int32, got int64",
+    ),
     "block table of one axis": (
         {"block_table": zeros(6, dtype="i4")},
         ValueError,
@@ -91,6 +109,12 @@ CASES = {
         {"query_start_loc": None},
         ValueError,
         "`query` must have one token for each of the 2 sequences of `block_table`, got 3; pass "
+        "query_start_loc for sequences of several tokens",
+    ),
+    "fewer tokens than sequences": (
+        {"query": zeros(1, 4, 8), "query_start_loc": None},
+        ValueError,
+        "`query` must have one token for each of the 2 sequences of `block_table`, got 1; pass "
         "query_start_loc for sequences of several tokens",
     ),
     "sinks of another size": (
@@ -120,14 +144,19 @@ CASES = {
         "`out` must have shape [3, 4, 8], got [3, 4, 9]",
     ),
     "out of another type": (
-        {"out": zeros(3, 4, 8, dtype="f2")},
+        {"query": zeros(3, 4, 8, dtype="f2"), "out": zeros(3, 4, 8)},
         TypeError,
-        "`out` must have the dtype of `query`, float32, got float16",
+        "`out` must have the dtype of `query`, float16, got float32",
     ),
     "lse of another shape": (
         {"lse": zeros(3, 5)},
         ValueError,
         "`lse` must have shape [3, 4], got [3, 5]",
+    ),
+    "lse of another type": (
+        {"lse": zeros(3, 4, dtype="i4")},
+        TypeError,
+        "`lse` must be float32, got int32",
     ),
 }
 
@@ -146,6 +175,18 @@ def test_refused(queue, case):
     assert str(raised.value) == message
     for name in ("out", "lse"):
         assert not to_bytes(device[name]).any()
+
+
+def test_value_heads_too_large_for_a_work_group(queue):
+    """Scores and weights of all lanes share the local memory, so a lane has half of the words for each."""
+    device = queue.sycl_device
+    most = 8 * min(device.max_work_group_size, LOCAL_WORDS // 2)
+    given = {**arguments_of(), "value_cache": zeros(5, 4, 2, most + 1)}
+    out = to_device(zeros(3, 4, most + 1), queue)
+    message = f"`value_cache` must have heads of at most {most} values on {device.name}, got {most + 1}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        paged_attention(**{name: to_device(value, queue) for name, value in given.items()}, out=out)
+    assert not to_bytes(out).any()
 
 
 @pytest.mark.parametrize("name", ["query", "key_cache", "block_table", "seq_lens"])
@@ -177,3 +218,12 @@ def test_what_merging_refuses(queue):
         with pytest.raises(ValueError, match=r"^`") as raised:
             merge_attention_states(*arguments)
         assert str(raised.value) == message
+    half = to_device(zeros(3, 4, 8, dtype="f2"), queue)
+    # A wider result than wanted, so that nothing is written out of bounds where the check is missing.
+    for arguments, results, name in (
+        ((half, lse, out, lse), {}, "out_b"),
+        ((half, lse) * 2, {"out": out}, "out"),
+    ):
+        with pytest.raises(TypeError, match=r"^`") as raised:
+            merge_attention_states(*arguments, **results)
+        assert str(raised.value) == f"`{name}` must have the dtype of `out_a`, float16, got float32"

@@ -104,6 +104,13 @@ def test_tables_that_are_not_evenly_spaced(working, queue):
         dequant_cache(working["q"], working["scales"], blocks=table.T)
 
 
+def test_a_table_of_no_columns_is_evenly_spaced(working, queue):
+    """A slice keeps the strides of the whole table."""
+    table = to_device(np.zeros((2, 3), "int32"), queue)
+    found = dequant_cache(working["q"], working["scales"], blocks=table[:, :0])
+    assert found.shape == (2, 0, *working["q"].shape[1:])
+
+
 def test_results_that_are_not_evenly_spaced(working, queue):
     out = to_device(sentinel((2, 3, 4, 2, 8), "float32"), queue)[:, :2]
     table = to_device(np.zeros((2, 2), "int32"), queue)

@@ -229,6 +229,13 @@ def test_no_permission_to_open_a_node(machine, tmp_path):
     )
 
 
+def test_a_node_that_may_only_be_read(machine, tmp_path, monkeypatch):
+    """A driver opens it for writing too."""
+    machine(["0x8086"])
+    monkeypatch.setattr(gpu.os, "access", lambda node, mode: not mode & gpu.os.W_OK)
+    assert f"this user may not open {tmp_path}/dev/dri/renderD128" in gpu.absence()
+
+
 def test_no_level_zero_driver(machine, tmp_path):
     machine(["0x8086"])
     assert gpu.absence() == (

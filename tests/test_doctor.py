@@ -221,6 +221,15 @@ def test_an_intel_gpu_that_sycl_does_not_see(examine, monkeypatch, selector):
     )
 
 
+def test_a_selector_that_hides_every_device_of_a_machine_with_a_gpu(examine, monkeypatch):
+    """A selection that leaves no device is no choice of another one."""
+    monkeypatch.setattr(gpu, "nodes", lambda: ["/dev/dri/renderD128"])
+    monkeypatch.setattr(gpu, "absence", lambda: "the reason")
+    monkeypatch.setattr(devices.load_dpctl(), "get_devices", list)
+    monkeypatch.setenv("ONEAPI_DEVICE_SELECTOR", "cuda:*")
+    assert "the reason" in examine()["problems"]
+
+
 def test_a_machine_without_an_intel_gpu(examine, monkeypatch):
     """It is told, and is no fault."""
     monkeypatch.setattr(gpu, "nodes", list)

@@ -6,13 +6,15 @@ import re
 import numpy as np
 import pytest
 
+from kvcache_dpex.kernels.dequantize_strided import dequantize_strided
 from kvcache_dpex.kernels.intrinsics import barrier, get_local, group_max, put_local
+from kvcache_dpex.kernels.quantize_strided import quantize_strided
 from kvcache_dpex.kernels.scatter_cpu import scatter_cpu
 from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.kernels.scatter_strided import scatter_strided
 from kvcache_dpex.kernels.views import load, row_from, store
 from kvcache_dpex.runtime.compile import parameters
-from kvcache_dpex.runtime.compile.simulate import Pointer, View, simulate
+from kvcache_dpex.runtime.compile.simulate import Item, Pointer, View, simulate
 
 
 def refused(error, message):
@@ -23,7 +25,7 @@ def scalars_of(kernel, strides, **values):
     """A kernel's strides and numbers in its own order, by name."""
     found = []
     for name, text in list(kernel.__annotations__.items())[1:]:
-        parameter = parameters.parse(text)
+        parameter = parameters.parse(parameters.bind(text, {"step": "any"}))
         found += strides[name][: parameter.num_strides] if parameter.kind == "view" else [values[name]]
     return found
 
@@ -55,6 +57,61 @@ def strided(slots, *, key_cache=None, key=None, num_slots=4):
 
 def test_scatter_strided_by_itself():
     assert strided([3, -1]) == [99] * 9 + [0, 1, 2]
+
+
+# The second slot of the second block, where blocks have 2**31 slots: it is beyond int32, not beyond uint32.
+FAR_BLOCK, FAR_SLOT = 2**31, 2**31 + 1
+
+
+def test_scatter_strided_beyond_int32():
+    key = np.arange(3, dtype="uint8")
+    caches = [np.full(12, 99, "uint8") for _ in range(2)]
+    strides = dict.fromkeys(("key", "value"), (0, 0, 1))
+    strides |= dict.fromkeys(("key_cache", "value_cache"), (6, 3, 0, 1))
+    sizes = {"num_tokens": 1, "num_slots": 2**32, "block_size": FAR_BLOCK, "key_size": 3, "value_size": 3}
+    scalars = scalars_of(scatter_strided, {**strides, "slot_mapping": (1,)}, **sizes)
+    simulate(scatter_strided, [3, 1, 1], [key, key, *caches, np.array([FAR_SLOT])], scalars)
+    for cache in caches:
+        assert cache.tolist() == [99] * 9 + [0, 1, 2]
+
+
+def test_quantize_strided_beyond_int32():
+    row = np.arange(8, dtype="float32")
+    codes = [np.full(32, 99, "int8") for _ in range(2)]
+    scales = [np.zeros(4, "float32") for _ in range(2)]
+    strides = dict.fromkeys(("key", "value"), (0, 0, 1))
+    strides |= dict.fromkeys(("key_codes", "value_codes"), (16, 8, 0, 1))
+    strides |= dict.fromkeys(("key_scales", "value_scales"), (2, 1, 0))
+    sizes = {"num_slots": 2**32, "block_size": FAR_BLOCK, "key_size": 8, "value_size": 8, "lanes": 1}
+    scalars = scalars_of(quantize_strided, {**strides, "slot_mapping": (1,)}, **sizes)
+    pointers = [row, row, *codes, *scales, np.array([FAR_SLOT])]
+    simulate(quantize_strided, [1, 1, 1], pointers, scalars, [1, 1, 1])
+    for found, scale in zip(codes, scales):
+        assert (found[:24] == 99).all()
+        assert found[31] == 127
+        assert scale.tolist() == [0, 0, 0, np.float32(7 / 127)]
+
+
+def test_dequantize_strided_beyond_int32():
+    """One item by itself, since an index space of so many would take hours."""
+    codes, scales, out = np.arange(4, dtype="int8"), np.full(4, 0.5, "float32"), np.zeros(4, "float32")
+    memories = {"codes": codes, "scales": scales, "out": out, "blocks": np.zeros(1, "int64")}
+    views = {
+        name: View(parameters.parse(text), Pointer(memories[name]), strides)
+        for name, text, strides in (
+            ("codes", "int8[block, offset, head, element]", (2, 1, 0, 0)),
+            ("scales", "float32[block, offset, head]", (2, 1, 0)),
+            ("blocks", "int64[n]", (1,)),
+            ("out", "float32[n, offset, head, element]", (2, 1, 0, 0)),
+        )
+    }
+    numbers = {"listed": 0, "num_blocks": 2, "num_slots": 2**32, "block_size": FAR_BLOCK, "head_size": 1}
+    dequantize_strided(
+        Item([0, 0, FAR_SLOT], [1, 1, 1]),
+        **views,
+        **{name: np.int64(number) for name, number in numbers.items()},
+    )
+    assert out.tolist() == [0, 0, 0, 1.5]
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,16 @@ def test_views_of_whole_rows(whole_rows, queue, make_rows, make_caches, dtype):
     check_write(queue, *make_rows(rng, dtype, 16), *make_caches(dtype, 16), SLOTS)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 3), ("float16", 5), ("int8", 12), ("int8", 15)])
+def test_heads_padded_to_whole_words(runner, queue, dtype, size):
+    """Addresses and strides are multiples of 8 bytes, head sizes are not: all elements are written."""
+    rng = np.random.default_rng(8)
+    padded = -(-size // 8) * 8
+    key, value = random_bits(rng, (2, TOKENS, HEADS, padded), dtype)[..., :size]
+    key_cache, value_cache = sentinel((2, BLOCKS, BLOCK_SIZE, HEADS, padded), dtype)[..., :size]
+    check_write(queue, key, value, key_cache, value_cache, SLOTS)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "float64"])
 @pytest.mark.parametrize("offset", range(1, 9))
 def test_any_alignment(whole_rows, queue, offset, dtype):

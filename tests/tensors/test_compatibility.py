@@ -97,6 +97,8 @@ def test_a_newer_dpnp_alone_is_named(installed):
 def test_a_newer_torch_than_the_table_without_dpctl(installed):
     installed.update(torch="3.0.0+xpu", libsycl=None, loaded={10})
     assert "load different SYCL runtimes (libsycl.so.10 beside None)" in compatibility.mismatch()
+    installed["loaded"] = set()
+    assert "load different SYCL runtimes (libsycl.so.none beside None)" in compatibility.mismatch()
 
 
 @pytest.mark.parametrize(

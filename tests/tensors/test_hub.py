@@ -9,7 +9,7 @@ pytest.importorskip("kernels", reason="kernels is not installed: pip install 'kv
 
 from helpers import output_of, run_python
 from kvcache_dpex.__main__ import main
-from kvcache_dpex.commands.hub import PACKAGE, write_hub
+from kvcache_dpex.commands.hub import PACKAGE, _metadata, write_hub
 
 SEED = "phanerozoic/kv-cache-xpu"
 
@@ -115,6 +115,29 @@ def test_each_variant_holds_the_whole_package(backend, hub):
         return {path.relative_to(folder): path.read_bytes() for path in kept}
 
     assert files(variant / "kvcache_dpex") == files(PACKAGE)
+
+
+def test_another_content_is_another_module(tmp_path, monkeypatch):
+    """kernels keeps a module by its id: an edit that leaves every size alone must change it."""
+    monkeypatch.setattr("kvcache_dpex.commands.hub.PACKAGE", tmp_path)
+    ids = []
+    for name, text in (("a.py", "1"), ("a.py", "2"), ("b.py", "2")):
+        for old in tmp_path.iterdir():
+            old.unlink()
+        (tmp_path / name).write_text(text)
+        ids.append(_metadata("cpu")["id"])
+    assert len(set(ids)) == 3
+
+
+def test_compiled_python_stays_behind(tmp_path, monkeypatch):
+    """It names the paths of the machine that wrote it."""
+    package = tmp_path / "kvcache_dpex"
+    (package / "ops" / "__pycache__").mkdir(parents=True)
+    (package / "ops" / "__pycache__" / "write.cpython-311.pyc").touch()
+    monkeypatch.setattr("kvcache_dpex.commands.hub.PACKAGE", package)
+    write_hub(tmp_path / "hub", SEED)
+    assert (tmp_path / "hub/build/torch-cpu/kvcache_dpex/ops").is_dir()
+    assert not list((tmp_path / "hub").rglob("__pycache__"))
 
 
 def test_writing_again_leaves_nothing_old(hub):

@@ -1,5 +1,6 @@
 """What is refused, and what autograd is told."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -134,6 +135,20 @@ def test_refused(case):
     assert all(torch.equal(memory(given[name]), bytes) for name, bytes in untouched.items())
 
 
+@pytest.mark.parametrize(("name", "tensor"), [("value_cache", "key"), ("key", "value")])
+def test_arrays_among_tensors(name, tensor):
+    """The package's own function takes either kind; the message says which argument is of which."""
+    given = arguments()
+    caches = kvcache_dpex.empty_cache(5, 4, 2, 16, device="cpu")
+    given[name] = caches[1] if name == "value_cache" else caches[0].reshape(20, 2, 16)[:6]
+    message = (
+        f"`{tensor}` is a torch.Tensor but `{name}` is an array of dpnp; all must be of one kind: "
+        f"kvcache_dpex.torch.to_torch({name}) shares its memory with torch"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        kvcache_dpex.reshape_and_cache(*given.values())
+
+
 def _has_memory(thing):
     if type(thing) is not torch.Tensor or thing.device.type != "cpu" or thing.layout is not torch.strided:
         return False
@@ -244,6 +259,15 @@ def test_int8_write_refuses_what_has_no_int8_form():
         kv.reshape_and_cache_quant(rows, rows, *caches, torch.tensor([0]))
 
 
+def test_quantize_refuses_codes_of_two_formats():
+    """Each would do alone: one kernel writes both."""
+    kq, vq, ks, vs = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
+    rows = torch.ones(1, 2, 16)
+    with pytest.raises(TypeError, match=r"^`vq` must have the dtype of `kq`, int8, got float8_e4m3fn$"):
+        kv.reshape_and_cache_quant(rows, rows, kq, vq.view(torch.float8_e4m3fn), ks, vs, torch.tensor([0]))
+    assert not vs.any()
+
+
 def test_dequantize_refuses_another_dtype_than_that_of_out():
     kq, _, ks, _ = kv.empty_quant_cache(2, 2, 2, 16, device="cpu")
     with pytest.raises(TypeError, match=r"`out` must be float32.* got float32 with dtype=torch.float16"):
@@ -258,6 +282,29 @@ def test_flash_knows_two_kinds_of_cache():
         ValueError, match=r"`kv_cache_dtype` must be one of 'auto', .*, 'int8_per_token_head', got 'fp8'"
     ):
         kv.reshape_and_cache_flash(*arguments().values(), "fp8", scale, scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("auto", torch.float16),
+        ("float", torch.float32),
+        ("float32", torch.float32),
+        ("half", torch.float16),
+        ("float16", torch.float16),
+        ("bfloat16", torch.bfloat16),
+    ],
+)
+def test_flash_knows_vllms_names_of_dtypes(name, dtype):
+    """Each copies into a cache of its own dtype, and refuses one of another."""
+    key, value, *caches, slots = arguments().values()
+    given = key.to(dtype), value.to(dtype), *(cache.to(dtype).zero_() for cache in caches), slots
+    kv.reshape_and_cache_flash(*given, name, torch.ones(1), torch.ones(1))
+    assert torch.equal(given[2][1, 3], given[0][0])
+    if name != "auto":
+        caches[0] = caches[0].double()
+        with pytest.raises(ValueError, match=f"`kv_cache_dtype` must be the dtype of .* got '{name}'"):
+            kv.reshape_and_cache_flash(key, value, *caches, slots, name, torch.ones(1), torch.ones(1))
 
 
 @pytest.mark.parametrize(
