@@ -251,15 +251,18 @@ def attention_case(rng: np.random.Generator, query_type: str, cache_type: str) -
     options: dict[str, Any] = {"sliding_window": 7, "soft_cap": 5.0}
     for name, size in (("key", 20), ("value", 12)):
         shape = (*cache[:3], size)
-        if cache_type == "int8":
-            arguments[f"{name}_cache"] = rng.integers(-127, 128, shape).astype("i1")
-            arguments[f"{name}_scales"] = rng.uniform(0.001, 0.01, (20, 2)).astype("f4")
+        if cache_type in CODES:
+            codes = rng.integers(0, 127, shape) | 0x80 * rng.integers(0, 2, shape)  # without fp8's NaN
+            arguments[f"{name}_cache"] = codes.astype("u1").view(CODES[cache_type])
+            arguments[f"{name}_scales"] = rng.uniform(0.001, 0.004, (20, 2)).astype("f4")
         else:
             arguments[f"{name}_cache"] = _normal(rng, shape, cache_type)
     arguments.update(block_table=table, seq_lens=seq_lens, query_start_loc=starts)
     arguments["sinks"] = np.array([0, 1, -np.inf, -2], "f4")
     arguments["out"] = filled((3, 4, 12), arguments["query"].dtype.name)
     arguments["lse"] = filled((3, 4), "float32")
+    if cache_type in CODES:
+        options["format"] = cache_type
     if "bfloat16" in (query_type, cache_type):
         options["dtype"] = "bfloat16"
     return Case(f"attention-{query_type}-{cache_type}", "paged_attention", arguments, options)
@@ -312,6 +315,6 @@ def all_cases() -> list[Case]:
                 for format in CODES
                 for block in (None, *SLOT_TYPES)
             ]
-        found += [attention_case(rng, value_type, code) for code in (*VALUE_TYPES, "int8")]
+        found += [attention_case(rng, value_type, code) for code in (*VALUE_TYPES, *CODES)]
         found.append(merge_case(rng, value_type))
     return found

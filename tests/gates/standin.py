@@ -28,6 +28,8 @@ class Device:
         self.max_work_group_size = max_work_group_size
         self.is_cpu = is_cpu
         self.is_gpu = not is_cpu
+        self.sub_group_sizes = [8, 16, 32]
+        self.max_compute_units = 8
 
 
 class Queue:

@@ -14,7 +14,9 @@ from . import oclgrind
 from .cases import all_cases, compare
 from .standin import Device, record
 
-MODULES = sorted(store.manifest()["modules"])
+# Attention on CPU devices uses sub-groups, which Oclgrind does not know, in its first step.
+NOT_HERE = {"paged_attention_cpu", "combine_parts"}
+MODULES = sorted(name for name in store.manifest()["modules"] if name.split("-")[0] not in NOT_HERE)
 DEVICES = Device(), Device(8192, is_cpu=True)
 OP_CONTROL_BARRIER = 224
 
