@@ -11,6 +11,11 @@ from . import validate
 VALUES = ("float32", "float16", "bfloat16")
 
 
+def type_of(name: str, operand: Operand, dtype: Any) -> str:
+    """The type of an array's values; `dtype` says what uint16 arrays hold, others may be of their own."""
+    return validate.float_type(name, operand, dtype if operand.dtype_name == "uint16" else None)
+
+
 def check(
     query: Operand,
     key_cache: Operand,
@@ -64,11 +69,6 @@ def code_type_of(key_cache: Operand, format: Any, dtype: Any) -> str:
     if key_cache.dtype_name in ("int8", "uint8", "float8_e4m3fn") or format is not None:
         return validate.codes("key_cache", key_cache, format)
     return type_of("key_cache", key_cache, dtype)
-
-
-def type_of(name: str, operand: Operand, dtype: Any) -> str:
-    """The type of an array's values; `dtype` says what uint16 arrays hold, and others may be of their own."""
-    return validate.float_type(name, operand, dtype if operand.dtype_name == "uint16" else None)
 
 
 def _check_caches(query: Operand, key_cache: Operand, value_cache: Operand) -> None:
