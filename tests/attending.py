@@ -111,26 +111,28 @@ def bounds(arguments, options, out, lse):
     the two sums but for 2 e of sum(p |v|), which is at most the largest |v|. Sums of n terms, rescaled at
     most n times, add 2 n u.
     """
-    query, key_cache, value_cache, block_table, seq_lens = arguments
-    if options.get("format"):
-        key_cache, value_cache = key_cache & 0x7F, value_cache & 0x7F
-    magnitudes = [abs(query), abs(key_cache), abs(value_cache), block_table, seq_lens]
-    relevant = {
-        name: options.get(name) for name in ("query_start_loc", "key_scales", "value_scales", "format")
-    }
+    query, key_cache, value_cache, _, seq_lens = arguments
+    if "key_scales" in options:
+        form = {"format": options.get("format")}
+        key_cache = reference.dequant_cache(key_cache, options["key_scales"], **form)
+        value_cache = reference.dequant_cache(value_cache, options["value_scales"], **form)
     scale = abs(options.get("scale") or query.shape[2] ** -0.5)
-    # All weights equal show how large scores and values can be: the largest is at most n times the mean.
     longest = max(int(max(seq_lens, default=0)), 1)
-    mean, total = reference.paged_attention(*magnitudes, **relevant, scale=scale)
-    largest_value = np.max(mean, initial=0) * longest
-    scores = np.max(np.where(np.isfinite(total), total, 0), initial=0)
-    scores = scores + float(np.max(abs(options["sinks"]), initial=0)) if "sinks" in options else scores
+    largest_value = largest_of(value_cache)
+    rows = abs(key_cache).reshape(-1, key_cache.shape[3])
+    scores = scale * largest_of(abs(query).reshape(-1, query.shape[2]) @ rows.T)
+    scores += largest_of(options.get("sinks", np.zeros(0)))
     cap = options.get("soft_cap") or 0.0
     weight = 2 * ((query.shape[2] + 8) * scores + 4 * cap + 8) * U
     sums = 4 * (longest + 4) * U
     return (2 * weight + sums) * largest_value, weight + sums + 4 * U * np.abs(
         np.where(np.isfinite(lse), lse, 0)
     )
+
+
+def largest_of(array):
+    """The largest magnitude of the numbers in an array."""
+    return np.max(np.abs(array), initial=0, where=np.isfinite(array))
 
 
 def check_attention(queue, arguments, options, *, value="float32", gap=0, with_lse=True, wrap=None):
