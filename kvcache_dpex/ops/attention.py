@@ -63,7 +63,7 @@ def paged_attention(
     query_start_loc : [num_seqs + 1], int32
         The query tokens of sequence ``s`` are ``query_start_loc[s]`` to ``query_start_loc[s + 1] - 1``. None:
         one token for each sequence. Rows of `out` and `lse` before the first and after the last are not
-        written.
+        written; in new arrays they hold anything.
     key_scales, value_scales : [num_blocks * block_size, num_kv_heads], float32
         Scales of codes, as `reshape_and_cache_quant` writes them.
     scale : float
