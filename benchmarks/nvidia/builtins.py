@@ -15,6 +15,7 @@ BUILT_IN = {
     "WorkgroupId": "ctaid",
     "WorkgroupSize": "ntid",
 }
+LANES = 0xFFFF  # the mask of the 16 that are a work-group and its sub-group
 MATH = {"fma": "fma", "rint": "rint", "fabs": "fabs", "fmax": "maxnum", "fmin": "minnum"}
 
 
@@ -39,6 +40,14 @@ def _body(what: str, result: str, given: str, kinds: list[str], axes: str) -> st
         return f"  {BARRIER}\n  ret void"
     if what == "GroupSMax" and result == "i32":
         return _largest_of_group()
+    if what in ("GroupFAdd", "GroupFMax") and result == "float":
+        return _of_lanes(
+            "fadd float %x, %y" if what == "GroupFAdd" else f"call float @llvm.maxnum.f32({PAIR})"
+        )
+    if what == "GroupBroadcast":
+        letter = "f" if result == "float" else "i"
+        shuffle = f"@llvm.nvvm.shfl.sync.idx.{letter}32(i32 {LANES}, {result} %1, i32 %2, i32 31)"
+        return f"  %r = call {result} {shuffle}\n  ret {result} %r"
     if what in MATH and result == "float":
         return f"  %r = call float @llvm.{MATH[what]}.f32({given})\n  ret float %r"
     halves = {"float": ("half", 2), "<8 x float>": ("<8 x half>", 16)}
@@ -75,6 +84,18 @@ def _index(formula: str, axes: str) -> str:
         lines.append(f"  %r{number} = {word} nuw nsw i64 {value}, %{name}")
         value = f"%r{number}"
     return "\n".join([*head, *lines, f"  ret i64 {value}"])
+
+
+def _of_lanes(step: str) -> str:
+    """The float32 of 16 lanes, combined in pairs; `step` combines ``A`` and ``B``."""
+    lines, last = [], "%2"
+    for distance in (8, 4, 2, 1):
+        other, both = f"%other{distance}", f"%both{distance}"
+        shuffle = f"@llvm.nvvm.shfl.sync.bfly.f32(i32 {LANES}, float {last}, i32 {distance}, i32 31)"
+        lines.append(f"  {other} = call float {shuffle}")
+        lines.append(f"  {both} = {step.replace('A', last).replace('B', other)}")
+        last = both
+    return "\n".join([*lines, f"  ret float {last}"])
 
 
 def _largest_of_group() -> str:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def run_case(case: Case, translated: Translated, device: Device, margin: int) ->
     def array(view: np.ndarray) -> Array:
         return Array(view, memory[id(owner(view))].data_ptr() + margin + start(view), queue)
 
-    with launches_through(translated.launcher):
+    with launches_through(translated.launcher, scratch_memory):
         own.call({name: array(view) for name, view in own.arguments.items()})
     torch.cuda.synchronize()
     found = []
@@ -96,6 +97,11 @@ def run_case(case: Case, translated: Translated, device: Device, margin: int) ->
             found.append("bytes outside of a buffer changed")
         buffer.reshape(-1).view(np.uint8)[:] = content
     return found + compare(own, case.expected())
+
+
+def scratch_memory(size: int) -> SimpleNamespace:
+    memory = torch.full((size,), SENTINEL, dtype=torch.uint8, device="cuda")
+    return SimpleNamespace(_pointer=memory.data_ptr(), memory=memory)
 
 
 def run_cases(translated: Translated, cases: list[Case], margin: int = MARGIN) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.compile.store import Module
 from kvcache_dpex.runtime.launch import scratch
 
-from .cases import Case
+from .cases import SENTINEL, Case
 
 
 class Device:
@@ -65,23 +65,20 @@ class Launched(NamedTuple):
 
 
 @contextmanager
-def launches_through(launcher: Any):
-    """Inside, a launch is ``launcher(module, queue, scalars, global_size, local_size)(pointers, owners)``."""
-    with using(launch=partial(launch_of, new=launcher)):
+def launches_through(launcher: Any, memory_of: Any = None):
+    """Inside, a launch is ``launcher(module, queue, scalars, global_size, local_size)(pointers, owners)``.
+
+    ``memory_of(size)`` makes scratch memory with an address, ``_pointer``.
+    """
+
+    class Scratch:
+        @contextmanager
+        def lent(self, size: int):
+            yield memory_of(size)
+
+    own_memory = patch.object(scratch, "of_queue", lambda queue: Scratch())
+    with using(launch=partial(launch_of, new=launcher)), own_memory:
         yield
-
-
-class Scratch:
-    """Takes the place of `kvcache_dpex.runtime.launch.scratch.Scratch`, on memory of NumPy."""
-
-    def __init__(self) -> None:
-        self.lent_out: list[np.ndarray] = []
-
-    @contextmanager
-    def lent(self, size: int):
-        memory = np.full(size, 0xA5, np.uint8)
-        self.lent_out.append(memory)
-        yield SimpleNamespace(_pointer=memory.ctypes.data)
 
 
 def record(case: Case, device: Device) -> list[tuple[Launched, list[np.ndarray]]]:
@@ -93,13 +90,16 @@ def record(case: Case, device: Device) -> list[tuple[Launched, list[np.ndarray]]
 
     def recorder(module, queue, scalars, global_size, local_size):
         def run(pointers, owners=None):
-            views.update((memory.ctypes.data, memory) for memory in shared.lent_out)
             fields = Launched(module, tuple(scalars), tuple(global_size), tuple(local_size))
             launched.append((fields, [views[pointer] for pointer in pointers]))
 
         return run
 
-    shared = Scratch()
-    with launches_through(recorder), patch.object(scratch, "of_queue", lambda queue: shared):
+    def memory_of(size):
+        memory = np.full(size, SENTINEL, np.uint8)
+        views[memory.ctypes.data] = memory
+        return SimpleNamespace(_pointer=memory.ctypes.data)
+
+    with launches_through(recorder, memory_of):
         case.call({name: Array(view, view.ctypes.data, queue) for name, view in case.arguments.items()})
     return launched
