@@ -41,9 +41,8 @@ def _body(what: str, result: str, given: str, kinds: list[str], axes: str) -> st
     if what == "GroupSMax" and result == "i32":
         return _largest_of_group()
     if what in ("GroupFAdd", "GroupFMax") and result == "float":
-        return _of_lanes(
-            "fadd float %x, %y" if what == "GroupFAdd" else f"call float @llvm.maxnum.f32({PAIR})"
-        )
+        add, largest = "fadd float A, B", "call float @llvm.maxnum.f32(float A, float B)"
+        return _of_lanes(add if what == "GroupFAdd" else largest)
     if what == "GroupBroadcast":
         letter = "f" if result == "float" else "i"
         shuffle = f"@llvm.nvvm.shfl.sync.idx.{letter}32(i32 {LANES}, {result} %1, i32 %2, i32 31)"
