@@ -108,7 +108,7 @@ def reason():
     return str(raised.value).partition(": ")[2]
 
 
-@pytest.mark.parametrize("variable", gpu.SELECTORS)
+@pytest.mark.parametrize("variable", ["ONEAPI_DEVICE_SELECTOR", "SYCL_DEVICE_ALLOWLIST", "ZE_AFFINITY_MASK"])
 def test_a_selector_that_hides_every_device(nothing, variable):
     """ipex-llm #12844: the variable is named, not a driver that is installed."""
     nothing.setenv(variable, "level_zero:0")
