@@ -126,6 +126,15 @@ def test_an_opencl_driver_of_the_user_that_does_not_work(nothing):
     assert reason() == "OCL_ICD_FILENAMES=/their/driver.so names no OpenCL driver that works; unset it"
 
 
+def test_an_opencl_driver_that_this_package_named(nothing):
+    """There is nothing for the user to unset."""
+    for name in ("OCL_ICD_FILENAMES", libraries._OWN_DRIVER):
+        nothing.setenv(name, "/env/lib/libintelocl.so")
+    assert reason().startswith(
+        "the OpenCL driver /env/lib/libintelocl.so was not loaded; import kvcache_dpex"
+    )
+
+
 def test_an_opencl_driver_of_another_runtime(nothing):
     nothing.setattr(compatibility, "version", {"intel-opencl-rt": "2026.2.0", "dpctl": "0.17.0"}.get)
     assert reason() == (
@@ -210,8 +219,9 @@ def machine(monkeypatch, tmp_path):
     return make
 
 
-def test_render_nodes_of_intel_gpus(machine):
+def test_render_nodes_of_intel_gpus(machine, tmp_path):
     machine(["0x10de", "0x8086", "0x8086"])
+    (tmp_path / "sys/class/drm/renderD131/device").mkdir(parents=True)  # a virtual device has no vendor
     assert [node.name for node in gpu.nodes()] == ["renderD129", "renderD130"]
 
 
