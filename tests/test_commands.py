@@ -1,6 +1,7 @@
 """The command line: what is printed, and the exit status, also where something is wrong."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -275,9 +276,13 @@ def test_a_reader_that_stops_reading():
     """As `kernels list | head -1` does: no traceback."""
     code = "import sys; from kvcache_dpex.__main__ import main; sys.exit(main(['size']))"
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # Unbuffered, each line would fail by itself and nothing would be left to flush at the end.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=buffered, **pipes) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
+        assert process.wait() == 1
 
 
 def test_kernels_list(run):
@@ -295,6 +300,15 @@ def test_kernels_list(run):
         for name, entry in entries.items()
     ]
     assert [re.split(r"  +", line) for line in lines[1:]] == expected
+
+
+@pytest.mark.parametrize(("action", "built"), [("list", 0), ("build", 1)])
+def test_kernels_are_built_where_that_is_asked_for(run, monkeypatch, action, built):
+    calls = []
+    monkeypatch.setattr(store, "build_package", lambda: calls.append(action))
+    monkeypatch.setattr(store, "catalogue", list)
+    assert run("kernels", action, "--json") == (0, ["[]"])
+    assert len(calls) == built
 
 
 def test_kernels_list_as_json(run):

@@ -288,6 +288,19 @@ def test_what_a_device_is_said_to_have():
     assert list(doctor._describe(device).values()) == list(vars(device).values())
 
 
+def test_sizes_of_a_device_are_told_apart(capsys):
+    device = {"device": "d", "name": "n", "driver": "1", "work_group": 64, "fp16": True, "fp64": False}
+    doctor._print_devices([{**device, "memory": 3 * 2**30, "largest_allocation": 2**30}])
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        *("d", "n", "1", "3.0", "GiB", "1.0", "GiB", "64", "yes", "no")
+    ]
+
+
+def test_the_opencl_driver_of_the_user_is_reported(examine, monkeypatch):
+    monkeypatch.setenv("OCL_ICD_FILENAMES", "/their/driver.so")
+    assert examine()["opencl_driver"] == "/their/driver.so"
+
+
 def test_the_report(capsys, queue):
     """The text and the JSON of the environment of these tests."""
     assert main(["doctor"]) == 0
