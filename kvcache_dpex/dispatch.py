@@ -9,7 +9,6 @@ they treat torch's own operations. One with results is registered twice: ``name`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
@@ -90,14 +89,20 @@ def implementation_of(operation: Operation) -> Callable[..., Any]:
         found = function(*arguments, **keywords)
         if changed:
             increment_version(changed)  # autograd then notices where it had saved one of them
-        if "out" in keywords or len(operation.results) < 2:
-            return None if "out" in keywords else found
-        # The dispatcher returns all results; one that was not asked for is empty.
-        returned = operation.returned(operation.options_of(arguments, keywords))
-        made = dict(zip(returned, found if isinstance(found, tuple) else (found,)))
-        return tuple(made.get(at, arguments[0].new_empty(0)) for at in operation.result_places)
+        if "out" in keywords:
+            return None
+        return found if len(operation.results) < 2 else _padded(operation, arguments, keywords, found)
 
     return run
+
+
+def _padded(operation: Operation, arguments: tuple, keywords: dict[str, Any], found: Any) -> tuple:
+    """As many results as the schema says: an empty tensor for one that the call does not ask for."""
+    asked = operation.returned(operation.options_of(arguments, keywords))
+    tensors = iter(found if isinstance(found, tuple) else (found,))
+    return tuple(
+        next(tensors) if at in asked else arguments[0].new_empty(0) for at in operation.result_places
+    )
 
 
 def refuse_lazy_of(operation: Operation) -> Callable[..., Any]:
@@ -147,15 +152,17 @@ def fake_of(operation: Operation) -> Callable[..., Any]:
             operation.validate(operands, options)
         if not operation.results or "out" in keywords:
             return None
-        made = empty_results(operation, given, options)
+        made = empty_results(operation, arguments, keywords)
         made = [given[0].new_empty(0) if each is None else each for each in made]
         return made[0] if len(made) == 1 else tuple(made)
 
     return fake
 
 
-def empty_results(operation: Operation, given: Sequence[Any], options: tuple) -> list[Tensor | None]:
-    """For each result of an operation, a tensor without values, or None where it is not asked for."""
+def empty_results(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> list[Tensor | None]:
+    """For each result of an operation a tensor without values, or None where it is not asked for."""
+    given = [tensor for _, tensor in named(operation, arguments, keywords)]
+    options = operation.options_of(arguments, keywords)
     operands = [tensor if tensor is None else _described(tensor) for tensor in given]
     results, returned = operation.results_of(operands, options), operation.returned(options)
     return [

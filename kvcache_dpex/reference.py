@@ -145,6 +145,7 @@ def paged_attention(
     soft_cap=None,
     sinks=None,
     dtype=None,
+    format=None,
     out=None,
     lse=None,
 ):
@@ -167,8 +168,8 @@ def paged_attention(
             seen = visible_slots(block_table[sequence], range(oldest, position + 1), key_cache.shape)
             for head in range(num_q_heads):
                 kv_head = head // (num_q_heads // num_kv_heads)
-                keys = cached_rows(key_cache, key_scales, seen, kv_head, dtype)
-                values = cached_rows(value_cache, value_scales, seen, kv_head, dtype)
+                keys = cached_rows(key_cache, key_scales, seen, kv_head, dtype, format)
+                values = cached_rows(value_cache, value_scales, seen, kv_head, dtype, format)
                 scores = keys @ q[token, head] * scale
                 if soft_cap is not None:
                     scores = soft_cap * np.tanh(scores / soft_cap)
@@ -185,11 +186,15 @@ def visible_slots(blocks, positions, cache_shape):
     return [(block, offset) for block, offset in found if 0 <= block < num_blocks]
 
 
-def cached_rows(cache, scales, slots, head, dtype=None):
+def cached_rows(cache, scales, slots, head, dtype=None, format=None):
     """Rows of one head as float64, ``[num_slots, head_size]``; codes times their scales."""
     rows = np.zeros((len(slots), cache.shape[3]))
     for n, (block, offset) in enumerate(slots):
-        row = as_float32(cache[block, offset, head], dtype if cache.dtype == np.uint16 else None)
+        row = cache[block, offset, head]
+        if format == "fp8_per_token_head":
+            row = from_e4m3(row)
+        else:
+            row = as_float32(row, dtype if cache.dtype == np.uint16 else None)
         if scales is not None:
             scale = scales.reshape(cache.shape[:3])[block, offset, head]
             row = row * np.float32(scale if np.isfinite(scale) else np.nan)

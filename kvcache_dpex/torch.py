@@ -116,24 +116,18 @@ def _on_tensors(declared: Function, example: str) -> Function:
     def call(*arguments: Any, **keywords: Any) -> Any:
         if keywords.get("dtype") is not None:
             keywords["dtype"] = dtype_of(keywords["dtype"])
-        results = {name: keywords.pop(name) for name in operation.results if keywords.get(name) is not None}
-        for name in operation.results:
-            keywords.pop(name, None)
+        results = {name: keywords.pop(name) for name in operation.results if name in keywords}
+        results = {name: tensor for name, tensor in results.items() if tensor is not None}
         try:
             if results:
                 return _written(operation, into, arguments, keywords, results)
             found = plain(*arguments, **keywords)
-            if len(operation.results) < 2:
-                return found
-            asked = [
-                each
-                for name, each in zip(operation.results, found)
-                if _is_asked_for(operation, name, keywords)
-            ]
-            return asked[0] if len(asked) == 1 else tuple(asked)
         except RuntimeError:
             _require_plain_tensors(operation, arguments, {**keywords, **results})
             raise
+        if len(operation.results) < 2:
+            return found
+        return _asked_for(operation, keywords, dict(zip(operation.results, found)))
 
     documentation = (operation.function.__doc__ or "").partition("    Examples\n")[0]
     call.__doc__ = f"{documentation}    Examples\n    --------\n{textwrap.indent(example, ' ' * 4)}"
@@ -151,21 +145,25 @@ def _written(
     results: dict[str, Any],
 ) -> Any:
     """Write results into tensors that are given, and into new ones for others that are asked for."""
-    asked = [name for name in operation.results if _is_asked_for(operation, name, keywords)]
-    if any(name not in results for name in asked):
-        given = [tensor for _, tensor in dispatch.named(operation, arguments, {**keywords, **results})]
-        options = operation.options_of(arguments, keywords)
-        made = dict(zip(operation.results, dispatch.empty_results(operation, given, options)))
-        results = {**made, **results}
+    if any(name not in results for name in _names_asked_for(operation, keywords)):
+        made = zip(operation.results, dispatch.empty_results(operation, arguments, keywords))
+        results = {**{name: tensor for name, tensor in made if tensor is not None}, **results}
     into(*arguments, **keywords, **results)
-    found = [results[name] for name in asked]
-    return found[0] if len(found) == 1 else tuple(found)
+    return _asked_for(operation, keywords, results)
 
 
-def _is_asked_for(operation: Operation, name: str, keywords: dict[str, Any]) -> bool:
-    """Whether a call returns a result: always, unless there is an option ``return_NAME`` that is false."""
-    option = f"return_{name}"
-    return keywords.get(option, option not in operation.signature.parameters)
+def _asked_for(operation: Operation, keywords: dict[str, Any], results: dict[str, Tensor]) -> Any:
+    """What a call returns of its results."""
+    asked = [results[name] for name in _names_asked_for(operation, keywords)]
+    return asked[0] if len(asked) == 1 else tuple(asked)
+
+
+def _names_asked_for(operation: Operation, keywords: dict[str, Any]) -> list[str]:
+    """Every result, but those whose option ``return_NAME`` is false."""
+    declared = operation.signature.parameters
+    return [
+        name for name in operation.results if keywords.get(f"return_{name}", f"return_{name}" not in declared)
+    ]
 
 
 def _require_plain_tensors(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:

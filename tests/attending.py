@@ -5,7 +5,7 @@ import numpy as np
 from helpers import SENTINEL, Twins, sentinel
 from kvcache_dpex import reference
 from kvcache_dpex.ops import attention
-from quantizing import option, stored
+from quantizing import VALUES, option, stored
 
 U = 2.0**-24  # the error of a float32 operation, relative to its result
 ROUNDING = {"float32": U, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -19,7 +19,7 @@ def batch(
     block_size=4,
     q_heads=4,
     kv_heads=2,
-    head_size=8,
+    head_size=16,
     value_head_size=None,
     spare=2,
     surplus=1,
@@ -87,19 +87,19 @@ def attend(q, k, v, *, scale=None, sliding_window=None, soft_cap=None, sinks=Non
 def as_cache(arguments, code):
     """The same batch with caches of another type, and the scales of int8 caches, NaN where nobody looks."""
     query, key_cache, value_cache, *rest = arguments
-    if code != "int8":
+    if code in VALUES:
         return [query, stored(key_cache, code), stored(value_cache, code), *rest], {}
     caches, scales = [], {}
     for name, cache in (("key_scales", key_cache), ("value_scales", value_cache)):
-        codes = np.full(cache.shape, 77, "i1")
+        codes = np.full(cache.shape, 77, "u1" if code == "fp8" else "i1")
         scales[name] = np.full((cache.shape[0] * cache.shape[1], cache.shape[2]), np.nan, "f4")
         for slot, rows in enumerate(cache.reshape(-1, *cache.shape[2:])):
             for head, row in enumerate(rows):
                 if np.isfinite(row).all():
-                    quantized = reference.quantize_row(row)
+                    quantized = (reference.quantize_row_fp8 if code == "fp8" else reference.quantize_row)(row)
                     codes.reshape(-1, *cache.shape[2:])[slot, head], scales[name][slot, head] = quantized
         caches.append(codes)
-    return [query, *caches, *rest], scales
+    return [query, *caches, *rest], {**scales, **({"format": "fp8_per_token_head"} if code == "fp8" else {})}
 
 
 def bounds(arguments, options, out, lse):
@@ -111,22 +111,28 @@ def bounds(arguments, options, out, lse):
     the two sums but for 2 e of sum(p |v|), which is at most the largest |v|. Sums of n terms, rescaled at
     most n times, add 2 n u.
     """
-    query, key_cache, value_cache, block_table, seq_lens = arguments
-    magnitudes = [abs(query), abs(key_cache), abs(value_cache), block_table, seq_lens]
-    relevant = {name: options.get(name) for name in ("query_start_loc", "key_scales", "value_scales")}
+    query, key_cache, value_cache, _, seq_lens = arguments
+    if "key_scales" in options:
+        form = {"format": options.get("format")}
+        key_cache = reference.dequant_cache(key_cache, options["key_scales"], **form)
+        value_cache = reference.dequant_cache(value_cache, options["value_scales"], **form)
     scale = abs(options.get("scale") or query.shape[2] ** -0.5)
-    # All weights equal show how large scores and values can be: the largest is at most n times the mean.
     longest = max(int(max(seq_lens, default=0)), 1)
-    mean, total = reference.paged_attention(*magnitudes, **relevant, scale=scale)
-    largest_value = np.max(mean, initial=0) * longest
-    scores = np.max(np.where(np.isfinite(total), total, 0), initial=0)
-    scores = scores + float(np.max(abs(options["sinks"]), initial=0)) if "sinks" in options else scores
+    largest_value = largest_of(value_cache)
+    rows = abs(key_cache).reshape(-1, key_cache.shape[3])
+    scores = scale * largest_of(abs(query).reshape(-1, query.shape[2]) @ rows.T)
+    scores += largest_of(options.get("sinks", np.zeros(0)))
     cap = options.get("soft_cap") or 0.0
     weight = 2 * ((query.shape[2] + 8) * scores + 4 * cap + 8) * U
     sums = 4 * (longest + 4) * U
     return (2 * weight + sums) * largest_value, weight + sums + 4 * U * np.abs(
         np.where(np.isfinite(lse), lse, 0)
     )
+
+
+def largest_of(array):
+    """The largest magnitude of the numbers in an array."""
+    return np.max(np.abs(array), initial=0, where=np.isfinite(array))
 
 
 def check_attention(queue, arguments, options, *, value="float32", gap=0, with_lse=True, wrap=None):
@@ -155,7 +161,10 @@ def check_attention(queue, arguments, options, *, value="float32", gap=0, with_l
         copy[...] = twins.host(array)
     written = exact[0] != np.inf
     floats = [
-        reference.as_float32(each, value if each.dtype == np.uint16 else None) for each in (query, *host[1:3])
+        each
+        if each.dtype == np.uint8
+        else reference.as_float32(each, value if each.dtype == np.uint16 else None)
+        for each in (query, *host[1:3])
     ]
     off_out, off_lse = bounds([*floats, *host[3:]], options, *exact)
     values = reference.as_float32(found_out, value).astype("f8")

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from attending import as_cache, batch, check_attention
 from helpers import to_device
 from kvcache_dpex import paged_attention, reference
-from kvcache_dpex.runtime.launch import arrays
+from kvcache_dpex.ops import attention_plans
+from kvcache_dpex.ops.attention_plans import splits_of
+from kvcache_dpex.ops.operation import using
+from kvcache_dpex.runtime.launch import arrays, scratch
 
 VALUES = ["float32", "float16", "bfloat16"]
 OPTIONS = {
@@ -30,32 +33,43 @@ def rng():
     return np.random.default_rng(31)
 
 
-@pytest.mark.parametrize("code", [None, "int8"])
+@pytest.fixture(params=["paged_attention_cpu", "paged_attention_strided"])
+def kernel(request, queue):
+    """Attention by one kernel, where it takes the case."""
+    if "runner" in request.fixturenames:
+        request.getfixturevalue("runner")
+    if request.param == "paged_attention_cpu" and not queue.sycl_device.is_cpu:
+        pytest.skip("the kernel is for CPU devices")
+    with using(variant=request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("code", [None, "int8", "fp8"])
 @pytest.mark.parametrize("value", VALUES)
-def test_every_type(runner, queue, rng, value, code):
+def test_every_type(runner, kernel, queue, rng, value, code):
     """With the NaN of unused slots beside what is read: vLLM #641, flash-attention #1745."""
-    arguments, starts = batch(rng, [9, 0, 3], [3, 0, 1], value_head_size=6)
+    arguments, starts = batch(rng, [9, 0, 3], [2, 0, 1], q_heads=2, kv_heads=1)
     arguments, scales = as_cache(arguments, code or value)
     check_attention(queue, arguments, {**starts, **scales}, value=value, gap=2)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("case", BATCHES)
-def test_every_option(queue, rng, case, options):
+def test_every_option(kernel, queue, rng, case, options):
     arguments, starts = batch(rng, *BATCHES[case])
     for with_lse in (True, False):
         check_attention(queue, arguments, {**starts, **OPTIONS[options]}, with_lse=with_lse)
 
 
 @pytest.mark.parametrize("runner", ["plain", "packaged"], indirect=True)
-def test_all_options_in_every_runner(runner, queue, rng):
-    arguments, starts = batch(rng, [9, 2], [2, 1])
+def test_all_options_in_every_runner(runner, kernel, queue, rng):
+    arguments, starts = batch(rng, [9, 2], [2, 1], value_head_size=32)
     check_attention(queue, arguments, {**starts, **OPTIONS["all"]})
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 2), (32, 8)])
 @pytest.mark.parametrize("size", [1, 3, 16, 64, 80, 128, 256, (576, 512), (8, 300)])
-def test_every_head_size(queue, rng, size, heads):
+def test_every_head_size(kernel, queue, rng, size, heads):
     size, value_size = size if isinstance(size, tuple) else (size, size)
     arguments, _ = batch(
         rng, [19, 3], head_size=size, value_head_size=value_size, q_heads=heads[0], kv_heads=heads[1]
@@ -64,7 +78,7 @@ def test_every_head_size(queue, rng, size, heads):
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 128])
-def test_every_block_size(queue, rng, block_size):
+def test_every_block_size(kernel, queue, rng, block_size):
     arguments, _ = batch(rng, [block_size, block_size + 1, 2 * block_size, 40], block_size=block_size)
     check_attention(queue, arguments, {})
 
@@ -91,7 +105,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout(queue, rng, layout):
+def test_every_layout(kernel, queue, rng, layout):
     """vLLM #8200: strides say where a row is. The query, too, may be a slice."""
     arguments, starts = batch(rng, [9, 5], [2, 5], head_size=16)
     arguments[0] = beside(arguments[0], 1, 3, np.nan)
@@ -99,19 +113,19 @@ def test_every_layout(queue, rng, layout):
     check_attention(queue, arguments, starts)
 
 
-def test_rows_of_no_sequence_are_untouched(queue, rng):
+def test_rows_of_no_sequence_are_untouched(kernel, queue, rng):
     arguments, _ = batch(rng, [3, 2, 4], [2, 2, 3])
     check_attention(queue, arguments, {"query_start_loc": np.array([1, 2, 2, 4], "i4")})
 
 
-def test_starts_that_make_no_sense(queue, rng):
+def test_starts_that_make_no_sense(kernel, queue, rng):
     """Starts that fall, repeat or lie beyond the tokens: what is read and written stays within the arrays."""
     arguments, _ = batch(rng, [6, 6], [3, 3])
     for starts in ([0, 100, 200], [-5, 2, 4], [7, 8, 9], [0, 0, 0]):
         check_attention(queue, arguments, {"query_start_loc": np.array(starts, "i4")})
 
 
-def test_blocks_that_are_not_there(queue, rng):
+def test_blocks_that_are_not_there(kernel, queue, rng):
     """flash-attention #2711: lengths beyond the block table, and blocks beyond the cache, are left out."""
     arguments, _ = batch(rng, [12, 9], surplus=0)
     table = arguments[3]
@@ -126,7 +140,7 @@ def test_blocks_that_are_not_there(queue, rng):
 
 
 @pytest.mark.parametrize("fault", [np.nan, np.inf])
-def test_faults_stay_where_they_are(queue, rng, fault):
+def test_faults_stay_where_they_are(kernel, queue, rng, fault):
     """A key that is not finite spoils the tokens that see it, and no other token, head or sequence."""
     arguments, starts = batch(rng, [6, 5], [6, 5])
     table = arguments[3]
@@ -147,7 +161,7 @@ def test_faults_stay_where_they_are(queue, rng, fault):
         assert np.isnan(found[3:6, 2:]).all()
 
 
-def test_scores_of_minus_infinity_are_left_out(queue, rng):
+def test_scores_of_minus_infinity_are_left_out(kernel, queue, rng):
     arguments, _ = batch(rng, [9], q_heads=1, kv_heads=1)
     arguments[0][...] = 1
     arguments[1][arguments[3][0, 0], :2] = -np.inf
@@ -164,15 +178,18 @@ def check_attention_finite(queue, arguments, count):
     assert np.isneginf(wanted[1]).all() == (count == 0)
 
 
-def test_results_do_not_depend_on_the_batch(queue, rng):
-    """The bits of a sequence alone, and among others, and again."""
-    arguments, _ = batch(rng, [40, 3, 25, 61], head_size=64)
+def test_results_do_not_depend_on_the_batch(kernel, queue, rng):
+    """The bits of a sequence alone, and among others, and again; the longest is otherwise cut into parts."""
+    arguments, _ = batch(rng, [40, 3, 25, 1061], head_size=64)
     query, *caches, table, lens = (to_device(each, queue) for each in arguments)
-    together = [arrays.to_numpy(paged_attention(query, *caches, table, lens)) for _ in range(2)]
-    np.testing.assert_array_equal(*together)
+    once = paged_attention(query, *caches, table, lens)
+    np.testing.assert_array_equal(
+        arrays.to_numpy(once), arrays.to_numpy(paged_attention(query, *caches, table, lens))
+    )
+    together = [arrays.to_numpy(paged_attention(query, *caches, table, lens, batch_invariant=True))] * 2
     for sequence in range(4):
         own = slice(sequence, sequence + 1)
-        alone = paged_attention(query[own], *caches, table[own], lens[own])
+        alone = paged_attention(query[own], *caches, table[own], lens[own], batch_invariant=True)
         np.testing.assert_array_equal(arrays.to_numpy(alone), together[0][own])
 
 
@@ -183,7 +200,6 @@ def test_the_bits_of_plain_python(queue, rng):
     from conftest import described
     from helpers import PlainLaunch
     from kvcache_dpex.ops.calls import launch_of
-    from kvcache_dpex.ops.operation import using
 
     if not queue.sycl_device.is_cpu:
         pytest.skip("plain Python reads the memory of the CPU device only")
@@ -196,6 +212,52 @@ def test_the_bits_of_plain_python(queue, rng):
         plain = paged_attention(*device, **options)
     for own, other in zip(found, plain):
         np.testing.assert_array_equal(arrays.to_numpy(own), arrays.to_numpy(other))
+
+
+def test_long_contexts_in_parts(queue, rng):
+    """A context that is cut into parts, of which some are empty, beside a short one."""
+    for lens in ([1500], [700, 3], [2, 1023, 0]):
+        arguments, _ = batch(rng, lens, head_size=64, block_size=16, surplus=60)
+        check_attention(queue, arguments, {})
+        check_attention(queue, arguments, {"sliding_window": 300, "sinks": np.array([1, 0, 3, 2], "f4")})
+
+
+def test_tokens_in_turns(queue, rng, monkeypatch):
+    """With little scratch memory, tokens are taken a few at a time."""
+    arguments, starts = batch(rng, [9, 30, 4], [5, 7, 1], head_size=16)
+    monkeypatch.setattr(attention_plans, "MOST_SCRATCH", 3 * 4 * 4 * 48)
+    with using(variant="paged_attention_cpu"):
+        check_attention(queue, arguments, starts)
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens", "capacity", "splits"),
+    [(8, 1, 4096, 8), (8, 1, 16, 1), (8, 1, 512, 2), (8, 3, 4096, 3), (8, 8, 4096, 1), (8, 500, 4096, 1)],
+)
+def test_splits(groups, tokens, capacity, splits):
+    assert splits_of(groups, tokens, capacity) == splits
+
+
+def test_scratch_memory_is_used_again_and_released(queue):
+    import dpctl
+
+    own = dpctl.SyclQueue(queue.sycl_device)
+    memory = scratch.of_queue(own)
+    assert scratch.of_queue(own) is memory
+    with memory.lent(1000) as first, memory.lent(10) as second:
+        assert first is not second
+    with memory.lent(500) as again:
+        assert again is first or again.size >= 500
+    with memory.lent(2000) as larger:
+        assert larger.size >= 2000
+    pieces = [memory.lent(10) for _ in range(9)]
+    for piece in pieces:
+        piece.__enter__()
+    for piece in pieces:
+        piece.__exit__(None, None, None)
+    assert len(memory._spare) == scratch.Scratch.MOST
+    del memory
+    assert own not in scratch._of_queues
 
 
 @settings(max_examples=60, deadline=None)
@@ -219,7 +281,7 @@ def test_batches(queue, data):
         head_size=data.draw(st.sampled_from([5, 16, 64, 128])),
     )
     value = data.draw(st.sampled_from(VALUES))
-    arguments, scales = as_cache(arguments, data.draw(st.sampled_from([value, "int8"])))
+    arguments, scales = as_cache(arguments, data.draw(st.sampled_from([value, "int8", "fp8"])))
     window = data.draw(st.none() | st.integers(1, 80))
     cap = data.draw(st.none() | st.floats(0.1, 50))
     options = {

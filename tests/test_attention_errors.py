@@ -15,7 +15,7 @@ NAMES = ["query", "key_cache", "value_cache", "block_table", "seq_lens"]
 
 def arguments_of(**changes):
     rng = np.random.default_rng(0)
-    arguments, starts = batch(rng, [5, 3], [2, 1])
+    arguments, starts = batch(rng, [5, 3], [2, 1], head_size=8)
     named = {**dict(zip(NAMES, arguments)), **starts, **changes}
     return {name: value for name, value in named.items() if value is not None}
 
@@ -68,12 +68,12 @@ CASES = {
     "int8 without scales": (
         {"key_cache": zeros(5, 4, 2, 8, dtype="i1"), "value_cache": zeros(5, 4, 2, 8, dtype="i1")},
         ValueError,
-        "`key_scales` must be given where `key_cache` is int8, got None",
+        "`key_scales` must be given, for `key_cache` is int8, got None",
     ),
     "scales without int8": (
         {"key_scales": zeros(20, 2)},
         ValueError,
-        "`key_scales` must be None, for `key_cache` is float32, not int8",
+        "`key_scales` must be None, for `key_cache` is float32, which has no scales",
     ),
     "block table of int64": (
         {"block_table": zeros(2, 3, dtype="i8")},

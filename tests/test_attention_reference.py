@@ -80,7 +80,7 @@ def test_tokens_that_see_nothing():
 def test_rows_of_no_sequence_stay():
     rng = np.random.default_rng(3)
     arguments, _ = batch(rng, [3, 2], [2, 2])
-    out, lse = np.full((4, 4, 8), 7.0), np.full((4, 4), 7.0)
+    out, lse = np.full((4, 4, 16), 7.0), np.full((4, 4), 7.0)
     reference.paged_attention(*arguments, query_start_loc=np.array([1, 2, 3]), out=out, lse=lse)
     assert (out[[0, 3]] == 7).all()
     assert (lse[[0, 3]] == 7).all()

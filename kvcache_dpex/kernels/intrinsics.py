@@ -125,3 +125,24 @@ def barrier():
 def group_max(bits):
     """The largest int32 that the items of the work-group pass."""
     return current.group.max(bits)
+
+
+@meeting
+def lanes_sum(x):
+    """The sum of the float32 that the lanes of the work-group pass, in an order that the device chooses.
+
+    This, `lanes_max` and `from_lane` are for work-groups of 16 items that are one sub-group.
+    """
+    return np.float32(sum(current.group.exchange(np.float64(x))))
+
+
+@meeting
+def lanes_max(x):
+    """The largest of the float32 or int32 that the lanes of the work-group pass, none of which may be NaN."""
+    return max(current.group.exchange(x))
+
+
+@meeting
+def from_lane(x, lane):
+    """What a lane of the work-group passes, a float32 or an int32; all pass the same `lane`."""
+    return current.group.exchange(x)[int(lane)]

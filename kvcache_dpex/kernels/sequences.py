@@ -38,3 +38,11 @@ def slot_of(block_table, sequence, position, block_size, num_blocks):
     column = np.int64(np.uint32(position) // np.uint32(block_size))
     block = np.int64(load(block_table, sequence, column))
     return block if 0 <= block < num_blocks else np.int64(-1), position - column * block_size
+
+
+def part_of(start, stop, split, splits, unit):
+    """The `split`-th equal part of ``start <= position < stop``, of whole units; parts may be empty."""
+    units = np.uint32(max(stop - start, 0) + unit - 1) // np.uint32(unit)
+    size = np.int64((units + np.uint32(splits) - np.uint32(1)) // np.uint32(splits)) * unit
+    first = start + split * size
+    return first, min(first + size, stop)

@@ -10,6 +10,14 @@ def each(function, values, *others):
 
 
 @intrinsic
+def run_through(function, start, first, second):
+    """``function(function(start, first[0], second[0]), first[1], second[1])`` and so on."""
+    for a, b in zip(first, second):
+        start = function(start, a, b)
+    return start
+
+
+@intrinsic
 def fold(function, values):
     """All values combined by an associative function of two, such as the largest of them."""
     if len(values) == 1:

@@ -2,226 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
-
-from ..kernels.intrinsics import LOCAL_WORDS
-from ..kernels.paged_attention_strided import paged_attention_strided
 from ..runtime.launch.arrays import Operand
-from . import validate
-from .calls import Plan, Result
-from .declaration import Array, DType, Float, Int, Written
-from .groups import CPU_VECTOR, group_limit, round_up
+from .attention_checks import check, type_of
+from .attention_plans import plan
+from .calls import Result
+from .declaration import Array, DType, Float, Int, Name, Written
 from .operation import operation, perform
-from .plan import plan_of
-
-LOG2_E = math.log2(math.e)
-NO_WINDOW = 2**31  # more than a sequence can have
-
-
-def _check(
-    query: Operand,
-    key_cache: Operand,
-    value_cache: Operand,
-    block_table: Operand,
-    seq_lens: Operand,
-    query_start_loc: Operand | None,
-    key_scales: Operand | None,
-    value_scales: Operand | None,
-    scale: float | None,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    sinks: Operand | None,
-    dtype: Any,
-    out: Operand | None,
-    lse: Operand | None,
-    return_lse: bool,
-) -> None:
-    value_type = _type_of("query", query, dtype)
-    if len(query.shape) != 3:
-        raise ValueError(
-            f"`query` must have shape [num_tokens, num_q_heads, head_size], got {list(query.shape)}"
-        )
-    _check_caches(query, key_cache, value_cache)
-    _check_sequences(query, block_table, seq_lens, query_start_loc)
-    for name, scales, cache_name, cache in (
-        ("key_scales", key_scales, "key_cache", key_cache),
-        ("value_scales", value_scales, "value_cache", value_cache),
-    ):
-        if cache.dtype_name == "int8":
-            if scales is None:
-                raise ValueError(f"`{name}` must be given where `{cache_name}` is int8, got None")
-            validate.scales(name, scales, cache_name, cache)
-        else:
-            _type_of(cache_name, cache, dtype)
-            if scales is not None:
-                raise ValueError(f"`{name}` must be None, for `{cache_name}` is {cache.dtype_name}, not int8")
-    if sinks is not None:
-        validate.of_type("sinks", sinks, "float32")
-        validate.of_shape("sinks", sinks, (query.shape[1],), "[num_q_heads]")
-    _check_numbers(scale, sliding_window, soft_cap)
-    if out is not None and _type_of("out", out, dtype) != value_type:
-        raise TypeError(f"`out` must have the dtype of `query`, {query.dtype_name}, got {out.dtype_name}")
-    if lse is not None:
-        validate.of_type("lse", lse, "float32")
-
-
-def _type_of(name: str, operand: Operand, dtype: Any) -> str:
-    """The type of an array's values; `dtype` says what uint16 arrays hold, and others may be of their own."""
-    return validate.float_type(name, operand, dtype if operand.dtype_name == "uint16" else None)
-
-
-def _check_caches(query: Operand, key_cache: Operand, value_cache: Operand) -> None:
-    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        if len(cache.shape) != 4 or 0 in cache.shape[1:]:
-            raise ValueError(
-                f"`{name}` must have shape [num_blocks, block_size, num_kv_heads, head_size], with sizes of "
-                f"at least 1 but for num_blocks, got {list(cache.shape)}"
-            )
-    if value_cache.shape[:3] != key_cache.shape[:3]:
-        raise ValueError(
-            f"`value_cache` must have the blocks, slots and heads of `key_cache`, "
-            f"{list(key_cache.shape[:3])}, got {list(value_cache.shape[:3])}"
-        )
-    if value_cache.dtype != key_cache.dtype:
-        raise TypeError(
-            f"`value_cache` must have the dtype of `key_cache`, {key_cache.dtype_name}, got "
-            f"{value_cache.dtype_name}"
-        )
-    num_q_heads, head_size = query.shape[1:]
-    num_kv_heads = key_cache.shape[2]
-    if head_size != key_cache.shape[3]:
-        raise ValueError(
-            f"`query` must have the head_size of `key_cache`, {key_cache.shape[3]}, got {head_size}"
-        )
-    if num_q_heads % num_kv_heads:
-        raise ValueError(
-            f"`query` must have a multiple of the {num_kv_heads} heads of `key_cache`, got {num_q_heads} "
-            "heads"
-        )
-
-
-def _check_sequences(
-    query: Operand, block_table: Operand, seq_lens: Operand, query_start_loc: Operand | None
-) -> None:
-    for name, operand in (
-        ("block_table", block_table),
-        ("seq_lens", seq_lens),
-        ("query_start_loc", query_start_loc),
-    ):
-        if operand is not None:
-            validate.of_type(name, operand, "int32")
-    if len(block_table.shape) != 2:
-        raise ValueError(
-            f"`block_table` must have shape [num_seqs, max_blocks], got {list(block_table.shape)}"
-        )
-    num_seqs, num_tokens = block_table.shape[0], query.shape[0]
-    validate.of_shape("seq_lens", seq_lens, (num_seqs,), "[num_seqs]")
-    if query_start_loc is not None:
-        validate.of_shape("query_start_loc", query_start_loc, (num_seqs + 1,), "[num_seqs + 1]")
-    elif num_tokens != num_seqs:
-        raise ValueError(
-            f"`query` must have one token for each of the {num_seqs} sequences of `block_table`, got "
-            f"{num_tokens}; pass query_start_loc for sequences of several tokens"
-        )
-
-
-def _check_numbers(scale: float | None, sliding_window: int | None, soft_cap: float | None) -> None:
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"`scale` must be finite, got {scale}")
-    if soft_cap is not None and not (soft_cap > 0 and math.isfinite(soft_cap)):
-        raise ValueError(f"`soft_cap` must be a positive number or None, got {soft_cap}")
-    if sliding_window is not None and sliding_window < 1:
-        raise ValueError(
-            f"`sliding_window` must be at least 1, the token itself, or None, got {sliding_window}"
-        )
 
 
 def _results(query: Operand, value_cache: Operand, dtype: Any, **others: Any) -> dict[str, Result]:
     num_tokens, num_q_heads = query.shape[:2]
     return {
-        "out": Result((num_tokens, num_q_heads, value_cache.shape[3]), _type_of("query", query, dtype)),
+        "out": Result((num_tokens, num_q_heads, value_cache.shape[3]), type_of("query", query, dtype)),
         "lse": Result((num_tokens, num_q_heads), "float32"),
     }
 
 
-def _plan(
-    query: Operand,
-    key_cache: Operand,
-    value_cache: Operand,
-    block_table: Operand,
-    seq_lens: Operand,
-    query_start_loc: Operand | None,
-    key_scales: Operand | None,
-    value_scales: Operand | None,
-    scale: float | None,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    sinks: Operand | None,
-    dtype: Any,
-    out: Operand,
-    lse: Operand | None,
-    return_lse: bool,
-    alignment: int,
-) -> Plan | None:
-    num_tokens, num_q_heads, head_size = query.shape
-    num_blocks, block_size, num_kv_heads, value_head_size = value_cache.shape
-    num_seqs, max_blocks = block_table.shape
-    if 0 in (num_tokens, num_q_heads, num_seqs):
-        return None
-    device = query.queue.sycl_device
-    lanes = min(round_up(-(-value_head_size // 8), CPU_VECTOR), group_limit(device), LOCAL_WORDS // 2)
-    if value_head_size > 8 * lanes:
-        raise ValueError(
-            f"`value_cache` must have heads of at most {8 * lanes} values on {device.name}, got "
-            f"{value_head_size}"
-        )
-    value_type = _type_of("query", query, dtype)
-    code_type = "int8" if key_cache.dtype_name == "int8" else _type_of("key_cache", key_cache, dtype)
-    scale = head_size**-0.5 if scale is None else scale
-    factor, cap = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
-    return plan_of(
-        paged_attention_strided,
-        {"value": value_type, "code": code_type},
-        ((lanes, num_q_heads, num_tokens), (lanes, 1, 1)),
-        alignment,
-        query=query,
-        key_cache=key_cache,
-        value_cache=value_cache,
-        block_table=block_table,
-        seq_lens=seq_lens,
-        query_start_loc=query_start_loc,
-        key_scales=key_scales and validate.scales("key_scales", key_scales, "key_cache", key_cache),
-        value_scales=value_scales
-        and validate.scales("value_scales", value_scales, "value_cache", value_cache),
-        sinks=sinks,
-        out=out,
-        lse=lse,
-        listed=int(query_start_loc is not None),
-        sinking=int(sinks is not None),
-        with_lse=int(lse is not None),
-        num_seqs=num_seqs,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        capacity=max_blocks * block_size,
-        heads_per_kv_head=num_q_heads // num_kv_heads,
-        head_size=head_size,
-        value_head_size=value_head_size,
-        window=min(sliding_window or NO_WINDOW, NO_WINDOW),
-        scale_bits=_bits(factor),
-        cap_bits=_bits(cap),
-        lanes=lanes,
-    )
-
-
-def _bits(number: float) -> int:
-    """The bits of a float32, as a launch passes it."""
-    return int(np.float32(number).view(np.int32))
-
-
-@operation(_check, _plan, results=_results)
+@operation(check, plan, results=_results, aligned="query key_cache value_cache out")
 def paged_attention(
     query: Array,
     key_cache: Array,
@@ -240,6 +39,8 @@ def paged_attention(
     out: Written = None,
     lse: Written = None,
     return_lse: bool = False,
+    format: Name = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Causal attention of query tokens to the cached tokens of their sequences, which are read in place.
 
@@ -253,7 +54,7 @@ def paged_attention(
         The query tokens of all sequences, one sequence after the other. `num_q_heads` is a multiple of
         `num_kv_heads`; consecutive query heads share a head of the cache.
     key_cache, value_cache : [num_blocks, block_size, num_kv_heads, head_size]
-        float32, float16, bfloat16 or int8, of any strides; the head size of values may differ.
+        float32, float16, bfloat16, or int8 or fp8 codes, of any strides; the head size of values may differ.
     block_table : [num_seqs, max_blocks], int32
         The blocks of each sequence in order. Entries behind the end of a sequence are never read. Positions
         whose block is not in ``[0, num_blocks)``, or that the table has no entry for, are left out.
@@ -262,9 +63,9 @@ def paged_attention(
     query_start_loc : [num_seqs + 1], int32
         The query tokens of sequence ``s`` are ``query_start_loc[s]`` to ``query_start_loc[s + 1] - 1``. None:
         one token for each sequence. Rows of `out` and `lse` before the first and after the last are not
-        written.
+        written; in new arrays they hold anything.
     key_scales, value_scales : [num_blocks * block_size, num_kv_heads], float32
-        Scales of int8 caches, as `reshape_and_cache_quant` writes them.
+        Scales of codes, as `reshape_and_cache_quant` writes them.
     scale : float
         Factor of the scores, by default ``head_size ** -0.5``.
     sliding_window : int
@@ -282,6 +83,12 @@ def paged_attention(
         Takes the logarithm (base e) of the softmax's denominator, sinks included.
     return_lse
         Return `lse` too.
+    format
+        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``, where the caches hold codes. By default the
+        one that their dtype says; uint8 arrays need it.
+    batch_invariant
+        Give each token the same bits whatever else is in the batch. By default a CPU device cuts a long
+        context into parts where there are few tokens, which rounds differently.
 
     Returns
     -------
@@ -296,8 +103,8 @@ def paged_attention(
     Notes
     -----
     Sums are float32, rounded to the dtype of `query` once. A token that sees nothing, as in a sequence of
-    length 0, has zeros and an `lse` of -inf; a score of -inf is left out likewise. Results do not depend on
-    the rest of the batch and are the same in every run.
+    length 0, has zeros and an `lse` of -inf; a score of -inf is left out likewise. Results are
+    the same in every run.
 
     Examples
     --------
@@ -314,6 +121,20 @@ def paged_attention(
     >>> out.shape, round(float(lse[0, 0]), 4)  # 17 scores of 0: the logarithm of 17
     ((1, 32, 128), 2.8332)
     """
-    arrays = query, key_cache, value_cache, block_table, seq_lens, query_start_loc, key_scales, value_scales
-    options = scale, sliding_window, soft_cap, dtype, return_lse
-    return perform(paged_attention, (*arrays, sinks, out, lse), options)
+    return perform(
+        paged_attention,
+        (
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            seq_lens,
+            query_start_loc,
+            key_scales,
+            value_scales,
+            sinks,
+            out,
+            lse,
+        ),
+        (scale, sliding_window, soft_cap, dtype, return_lse, format, batch_invariant),
+    )

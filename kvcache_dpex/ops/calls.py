@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from ..runtime.compile import store
-from ..runtime.launch import launch
+from ..runtime.launch import launch, scratch
 from ..runtime.launch.arrays import Operand
 from .overlap import Guard
 
@@ -34,6 +35,41 @@ class Plan(NamedTuple):
     scalars: tuple[int, ...]
     global_size: tuple[int, ...]
     local_size: tuple[int, ...]
+
+
+class Steps(NamedTuple):
+    """Plans that run one after the other and hand results on in memory of their own.
+
+    Attributes
+    ----------
+    plans
+        Each plan with the names of the operation's arrays that its kernel takes, in order; ``"scratch"`` is
+        the memory that the steps share.
+    scratch
+        Bytes of that memory, which holds anything at first.
+    """
+
+    plans: tuple[tuple[Plan, tuple[str, ...]], ...]
+    scratch: int
+
+
+class LaunchedSteps:
+    """The launches of `Steps`; calls at the same time get scratch memory of their own."""
+
+    def __init__(self, steps: Steps, names: Sequence[str]) -> None:
+        places = {name: at for at, name in enumerate((*names, "scratch"))}
+        self._launches = [
+            (settings.launch(plan), operator.itemgetter(*(places[name] for name in taken)))
+            for plan, taken in steps.plans
+        ]
+        self._size = steps.scratch
+        self._scratch = scratch.of_queue(steps.plans[0][0].queue)
+
+    def __call__(self, pointers: tuple[int, ...], owners: Any) -> None:
+        with self._scratch.lent(self._size) as memory:
+            pointers, owners = (*pointers, memory._pointer), (*owners, memory)
+            for launched, take in self._launches:
+                launched(take(pointers), take(owners))
 
 
 def launch_of(
@@ -78,10 +114,15 @@ class Kind(dict):
         if found is None:
             named = self._operation.by_name(self._operands, self._options)
             plan = self._operation.plan(**named, alignment=alignment)
-            found = self._by_alignment[alignment] = settings.launch(plan) if plan else launch.nothing
+            found = self._by_alignment[alignment] = self._launched(plan)
         if found is not launch.nothing:
             self._guard.require_disjoint(addresses)
         if len(self) >= self.MOST:
             self.clear()
         self[addresses] = found
         return found
+
+    def _launched(self, plan: Plan | Steps | None) -> Launched:
+        if isinstance(plan, Steps):
+            return LaunchedSteps(plan, [array.name for array in self._operation.arrays])
+        return settings.launch(plan) if plan else launch.nothing

@@ -25,7 +25,7 @@ from ..runtime.compile import edits
 from ..runtime.launch import arrays, launch
 from ..runtime.launch.arrays import Operand, read, read_output
 from . import calls, validate
-from .calls import Kind, Plan, Result
+from .calls import Kind, Plan, Result, Steps
 from .declaration import parameters_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,7 +59,7 @@ def using(**changes: Any) -> Iterator[None]:
 
 def operation(
     check: Callable[..., None],
-    plan: Callable[..., Plan | None],
+    plan: Callable[..., Plan | Steps | None],
     *,
     results: Callable[..., dict[str, Result]] | None = None,
     aligned: str = "",
@@ -77,11 +77,11 @@ def operation(
         Called with an `Operand` (or None) for each array and with the options, all by name; raises where they
         do not fit. `Operand.queue` is None while torch traces.
     plan
-        Called likewise after the check, with ``alignment`` as a further argument; returns a `Plan`, or None
-        where there is nothing to do.
+        Called likewise after the check, with ``alignment`` as a further argument; returns a `Plan`,
+        `Steps`, or None where there is nothing to do.
     results
         Called like the check where the operation returns arrays; says by name what they are. Those that a
-        call does not give are made; of an option ``return_NAME``, only where it is true.
+        call leaves out are made. Where there is an option ``return_NAME``, it says whether that is returned.
     aligned
         Names of arrays, space-separated; ``alignment`` is the number of bytes, 16 at most, that all their
         addresses are multiples of.
@@ -131,17 +131,13 @@ class Operation:
         self.may_overlap = may_overlap
         self._readers = [(_READERS[array.kind, array.optional], array.name) for array in self.arrays]
         names = [array.name for array in self.arrays]
-        self._at = {name: at for at, name in enumerate(names)}
         self._aligned = [names.index(name) for name in aligned.split()]
-        self.results = tuple(
-            array.name for array in self.arrays if array.kind == "written" and array.optional
-        )
-        self.result_places = [self._at[name] for name in self.results]
+        written = {each.name for each in self.arrays if each.kind == "written" and each.optional}
+        self.results = tuple(name for name in names if name in written)
+        self.result_places = [names.index(name) for name in self.results]
         options = [option.name for option in self.options]
-        self._results = [
-            (self._at[name], options.index(f"return_{name}") if f"return_{name}" in options else None)
-            for name in self.results
-        ]
+        flags = [f"return_{name}" for name in self.results]
+        self._flags = [options.index(flag) if flag in options else None for flag in flags]
         self._defaults = tuple(option.default for option in self.options)
 
     def forget(self) -> None:
@@ -181,7 +177,7 @@ class Operation:
 
     def returned(self, options: tuple) -> list[int]:
         """Which of the arrays a call with these options returns."""
-        return [at for at, flag in self._results if flag is None or options[flag]]
+        return [at for at, flag in zip(self.result_places, self._flags) if flag is None or options[flag]]
 
     def read(self, given: Sequence[Any]) -> list[tuple[int, Any]]:
         """Address and `Operand` fields of each array."""
@@ -233,12 +229,12 @@ class Operation:
             results = self.prepared[key]
         except (KeyError, TypeError):
             results = self._remember(key, self._checked_results)
-        arrays_given = list(given)
+        completed = list(given)
         for at in missing:
             name = self.arrays[at].name
-            new = arrays_given[at] = arrays.empty_like(given[0], *results[name])
-            read[at] = read_output(new, name)
-        return tuple(arrays_given)
+            completed[at] = arrays.empty_like(given[0], *results[name])
+            read[at] = read_output(completed[at], name)
+        return tuple(completed)
 
     def _checked_results(self, fields: Sequence[Any], options: tuple) -> dict[str, Result]:
         operands = [field and Operand(*field) for field in fields]

@@ -10,7 +10,7 @@ import numpy as np
 from ..runtime.compile import parameters
 from ..runtime.launch.arrays import Operand
 from . import calls
-from .calls import Plan
+from .calls import Plan, Steps
 from .groups import CPU_VECTOR
 
 
@@ -19,7 +19,7 @@ class Variant(NamedTuple):
 
     kernel: Callable
     suits: Callable[..., bool]  # of the device, the type of the values and the head size
-    plan: Callable[..., Plan | None]  # of the kernel and the operands; None if they do not fit
+    plan: Callable[..., Plan | Steps | None]  # of the kernel and the operands; None if they do not fit
 
 
 def anywhere(device: Any, value_type: str | None = None, head_size: int | None = None) -> bool:
@@ -45,7 +45,7 @@ def fills_vectors(device: Any, head_size: int, per_item: int) -> bool:
 
 def choose(
     variants: Sequence[Variant], device: Any, value_type: str | None, head_size: int | None, *operands: Any
-) -> Plan:
+) -> Any:
     """The plan of the first variant that suits and fits; the last one fits always."""
     *special, last = variants
     wanted = calls.settings.variant

@@ -242,27 +242,32 @@ def dequantize_case(
     return Case(name, "dequant_cache", arguments, {**_meaning(value_type), "format": format})
 
 
-def attention_case(rng: np.random.Generator, query_type: str, cache_type: str) -> Case:
+def attention_case(
+    rng: np.random.Generator, query_type: str, cache_type: str, sizes: tuple[int, int] = (20, 12)
+) -> Case:
     """A call of `paged_attention`: a chunk of a prompt, a decoding step, an empty sequence; all options."""
     seq_lens, starts = np.array([6, 0, 9], "i4"), np.array([0, 2, 2, 3], "i4")
     table = np.array([[4, 1, -7], [2**30, -1, 0], [0, 3, 2]], "i4")
-    cache = (5, BLOCK_SIZE, 2, 20)
-    arguments = {"query": _normal(rng, (3, 4, 20), query_type)}
+    arguments = {"query": _normal(rng, (3, 4, sizes[0]), query_type)}
     options: dict[str, Any] = {"sliding_window": 7, "soft_cap": 5.0}
-    for name, size in (("key", 20), ("value", 12)):
-        shape = (*cache[:3], size)
-        if cache_type == "int8":
-            arguments[f"{name}_cache"] = rng.integers(-127, 128, shape).astype("i1")
-            arguments[f"{name}_scales"] = rng.uniform(0.001, 0.01, (20, 2)).astype("f4")
+    for name, size in zip(("key", "value"), sizes):
+        shape = (5, BLOCK_SIZE, 2, size)
+        if cache_type in CODES:
+            codes = rng.integers(-127, 127, shape)
+            codes[codes == -1] = 1  # as fp8, -1 and 127 are NaN
+            arguments[f"{name}_cache"] = codes.astype("i1").view(CODES[cache_type])
+            options["format"] = cache_type
+            largest = 0.01 if cache_type.startswith("int8") else 0.003
+            arguments[f"{name}_scales"] = rng.uniform(largest / 10, largest, (20, 2)).astype("f4")
         else:
             arguments[f"{name}_cache"] = _normal(rng, shape, cache_type)
     arguments.update(block_table=table, seq_lens=seq_lens, query_start_loc=starts)
     arguments["sinks"] = np.array([0, 1, -np.inf, -2], "f4")
-    arguments["out"] = filled((3, 4, 12), arguments["query"].dtype.name)
+    arguments["out"] = filled((3, 4, sizes[1]), arguments["query"].dtype.name)
     arguments["lse"] = filled((3, 4), "float32")
     if "bfloat16" in (query_type, cache_type):
         options["dtype"] = "bfloat16"
-    return Case(f"attention-{query_type}-{cache_type}", "paged_attention", arguments, options)
+    return Case(f"attention-{query_type}-{cache_type}-{sizes[0]}", "paged_attention", arguments, options)
 
 
 def merge_case(rng: np.random.Generator, value_type: str) -> Case:
@@ -312,6 +317,7 @@ def all_cases() -> list[Case]:
                 for format in CODES
                 for block in (None, *SLOT_TYPES)
             ]
-        found += [attention_case(rng, value_type, code) for code in (*VALUE_TYPES, "int8")]
+        for code in (*VALUE_TYPES, *CODES):
+            found += [attention_case(rng, value_type, code, sizes) for sizes in ((20, 12), (32, 16))]
         found.append(merge_case(rng, value_type))
     return found

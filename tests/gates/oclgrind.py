@@ -92,7 +92,7 @@ def to_llvm(binary: bytes, buffers: int = 0) -> str:
         module.write_bytes(_with_plain_inputs(binary))
         _tool("llvm-spirv-14", "-r", str(module), "-o", str(bitcode))
         text = _tool("llvm-dis-14", str(bitcode), "-o", "-")
-    text = _declare_used(_define_reductions(_call_inputs(text)))
+    text = _declare_used(_define_collectives(_call_inputs(text)))
     entry = spirv.entry_points(binary)[0]
     return _name_local_memory(_take_record(text, entry, buffers) if buffers else text, entry)
 
@@ -174,10 +174,21 @@ def _call_inputs(text: str) -> str:
     return text
 
 
-# Oclgrind has no work_group_reduce_max.
-_REDUCTION = """
-@reduced.KIND = internal addrspace(3) global [1024 x KIND] undef, align 4
-define internal spir_func KIND @NAME(KIND %x) alwaysinline {
+# Oclgrind has neither these functions nor sub-groups. Where kernels use a sub-group, it is the work-group.
+_MAX = """  %above = COMPARE KIND %other, %best
+  %better = select i1 %above, KIND %other, KIND %best"""
+_ADD = "  %better = fadd KIND %best, %other"
+_BROADCAST = """  %wanted = zext i32 %lane to i64
+  %found = icmp eq i64 %i, %wanted
+  %better = select i1 %found, KIND %other, KIND %best"""
+# How the items' values are combined, from what on, and the arguments.
+_COLLECTIVES = {
+    "reduce_max": (_MAX, "%x", "KIND %x"),
+    "reduce_add": (_ADD, "0.0", "KIND %x"),
+    "broadcast": (_BROADCAST, "%x", "KIND %x, i32 %lane"),
+}
+_COLLECTIVE = """
+define internal spir_func KIND @NAME(ARGUMENTS) alwaysinline {
   %lx = call spir_func i64 @_Z12get_local_idj(i32 0)
   %ly = call spir_func i64 @_Z12get_local_idj(i32 1)
   %lz = call spir_func i64 @_Z12get_local_idj(i32 2)
@@ -196,11 +207,10 @@ define internal spir_func KIND @NAME(KIND %x) alwaysinline {
   br label %loop
 loop:
   %i = phi i64 [ 0, %0 ], [ %next, %loop ]
-  %best = phi KIND [ %x, %0 ], [ %better, %loop ]
+  %best = phi KIND [ FIRST, %0 ], [ %better, %loop ]
   %get = getelementptr [1024 x KIND], [1024 x KIND] addrspace(3)* @reduced.KIND, i64 0, i64 %i
   %other = load KIND, KIND addrspace(3)* %get, align 4
-  %above = COMPARE KIND %other, %best
-  %better = select i1 %above, KIND %other, KIND %best
+STEP
   %next = add i64 %i, 1
   %done = icmp eq i64 %next, %count
   br i1 %done, label %end, label %loop
@@ -211,14 +221,25 @@ end:
 """
 
 
-def _define_reductions(text: str) -> str:
-    def define(match: re.Match) -> str:
-        kind, name = match["kind"], match["name"]
-        compare = "fcmp ogt" if kind == "float" else "icmp sgt"
-        return _REDUCTION.replace("KIND", kind).replace("NAME", name).replace("COMPARE", compare)
+def _define_collectives(text: str) -> str:
+    kinds = set()
 
-    declared = r"^declare spir_func (?P<kind>float|i32) @(?P<name>_Z21work_group_reduce_max[fi])\(.*$"
-    return re.sub(declared, define, text, flags=re.M)
+    def define(match: re.Match) -> str:
+        kind = match["kind"]
+        kinds.add(kind)
+        step, first, arguments = _COLLECTIVES[match["what"]]
+        body = _COLLECTIVE.replace("STEP", step).replace("FIRST", first).replace("ARGUMENTS", arguments)
+        compare = "fcmp ogt" if kind == "float" else "icmp sgt"
+        return body.replace("COMPARE", compare).replace("KIND", kind).replace("NAME", match["name"])
+
+    declared = (
+        r"^declare spir_func (?P<kind>float|i32) "
+        r"@(?P<name>_Z\d+(?:work|sub)_group_(?P<what>reduce_max|reduce_add|broadcast)[fi]j?)\(.*$"
+    )
+    text = re.sub(declared, define, text, flags=re.M)
+    return text + "".join(
+        f"@reduced.{kind} = internal addrspace(3) global [1024 x {kind}] undef, align 4\n" for kind in kinds
+    )
 
 
 def _declare_used(text: str) -> str:

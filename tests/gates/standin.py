@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
 from kvcache_dpex.ops.calls import launch_of
 from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.compile.store import Module
+from kvcache_dpex.runtime.launch import scratch
 
 from .cases import Case
 
@@ -28,6 +30,8 @@ class Device:
         self.max_work_group_size = max_work_group_size
         self.is_cpu = is_cpu
         self.is_gpu = not is_cpu
+        self.max_compute_units = 2
+        self.sub_group_sizes = [16, 32]
 
 
 class Queue:
@@ -67,6 +71,19 @@ def launches_through(launcher: Any):
         yield
 
 
+class Scratch:
+    """Takes the place of `kvcache_dpex.runtime.launch.scratch.Scratch`, on memory of NumPy."""
+
+    def __init__(self) -> None:
+        self.lent_out: list[np.ndarray] = []
+
+    @contextmanager
+    def lent(self, size: int):
+        memory = np.full(size, 0xA5, np.uint8)
+        self.lent_out.append(memory)
+        yield SimpleNamespace(_pointer=memory.ctypes.data)
+
+
 def record(case: Case, device: Device) -> list[tuple[Launched, list[np.ndarray]]]:
     """The launches that a case asks for, each with the views that its pointers mean; nothing runs."""
     queue = Queue(device)
@@ -76,11 +93,13 @@ def record(case: Case, device: Device) -> list[tuple[Launched, list[np.ndarray]]
 
     def recorder(module, queue, scalars, global_size, local_size):
         def run(pointers, owners=None):
+            views.update((memory.ctypes.data, memory) for memory in shared.lent_out)
             fields = Launched(module, tuple(scalars), tuple(global_size), tuple(local_size))
             launched.append((fields, [views[pointer] for pointer in pointers]))
 
         return run
 
-    with launches_through(recorder):
+    shared = Scratch()
+    with launches_through(recorder), patch.object(scratch, "of_queue", lambda queue: shared):
         case.call({name: Array(view, view.ctypes.data, queue) for name, view in case.arguments.items()})
     return launched

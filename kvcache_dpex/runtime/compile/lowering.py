@@ -108,6 +108,14 @@ def _each_pair(function, first, second, *others):
     return _unrolled("function, first, second, *others", f"({', '.join(calls)},)")
 
 
+@overload(vectors.run_through, target=TARGET)
+def _run_through(function, start, first, second):
+    expression = "start"
+    for lane in range(len(first)):
+        expression = f"function({expression}, first[{lane}], second[{lane}])"
+    return _unrolled("function, start, first, second", expression)
+
+
 @overload(vectors.fold, target=TARGET)
 def _fold(function, values):
     def half(start: int, stop: int) -> str:
@@ -182,6 +190,27 @@ def _float_from_int8(context, builder, kinds, code):
 def _group_max(context, builder, kinds, bits):
     work_group, reduce = int32(2), int32(0)
     return call(builder, "_Z17__spirv_GroupSMaxjji", i32, work_group, reduce, bits)
+
+
+SUB_GROUP, REDUCE = 3, 0
+
+
+@lower(intrinsics.lanes_sum, types.float32)
+def _lanes_sum(context, builder, kinds, x):
+    return call(builder, "_Z17__spirv_GroupFAddjjf", float32, int32(SUB_GROUP), int32(REDUCE), x)
+
+
+@lower(intrinsics.lanes_max, lambda x: x)
+def _lanes_max(context, builder, kinds, x):
+    name = "_Z17__spirv_GroupFMaxjjf" if x.type == float32 else "_Z17__spirv_GroupSMaxjji"
+    return call(builder, name, x.type, int32(SUB_GROUP), int32(REDUCE), x)
+
+
+@lower(intrinsics.from_lane, lambda x, lane: x)
+def _from_lane(context, builder, kinds, x, lane):
+    lane = builder.trunc(lane, i32) if lane.type.width > 32 else lane
+    letter = "f" if x.type == float32 else "i"
+    return call(builder, f"_Z22__spirv_GroupBroadcastj{letter}j", x.type, int32(SUB_GROUP), x, lane)
 
 
 @lower(intrinsics.barrier, types.void)

@@ -166,8 +166,8 @@ class Group:
         self._barrier = threading.Barrier(size, action=self._all_are_here, timeout=_PATIENCE)
         self._memory: dict = {}
         self._stage = 0
-        self._brought: list = []
-        self._largest: Any = None
+        self._brought: dict = {}
+        self._exchanged: list = []
 
     def barrier(self) -> None:
         self._barrier.wait()
@@ -175,10 +175,14 @@ class Group:
     def abort(self) -> None:
         self._barrier.abort()
 
-    def max(self, bits: Any) -> Any:
-        self._brought.append(bits)
+    def exchange(self, value: Any) -> list:
+        """What every item brings, in the order of the items."""
+        self._brought[intrinsics.current.number] = value
         self._barrier.wait()
-        return self._largest
+        return self._exchanged
+
+    def max(self, bits: Any) -> Any:
+        return max(self.exchange(bits))
 
     def put(self, index: int, bits: Any) -> None:
         self._memory[int(index)] = bits, self._stage, threading.get_ident()
@@ -194,8 +198,8 @@ class Group:
     def _all_are_here(self) -> None:
         """Run once at each barrier, before anyone goes on."""
         self._stage += 1
-        self._largest = max(self._brought, default=None)
-        self._brought = []
+        self._exchanged = [value for _, value in sorted(self._brought.items())]
+        self._brought = {}
 
 
 def simulate(
@@ -309,15 +313,15 @@ def _run_together(kernel: Callable, items: Sequence[Item], arguments: Sequence[A
     group = Group(len(items))
     errors: list[BaseException] = []
 
-    def run(item: Item) -> None:
-        intrinsics.current.group = group
+    def run(number: int, item: Item) -> None:
+        intrinsics.current.group, intrinsics.current.number = group, number
         try:
             _run(kernel, item, arguments)
         except BaseException as error:
             errors.append(error)
             group.abort()
 
-    threads = [threading.Thread(target=run, args=(item,)) for item in items]
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(items)]
     for thread in threads:
         thread.start()
     for thread in threads:
