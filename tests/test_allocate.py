@@ -40,6 +40,8 @@ def test_zeros(queue, usm_type, value_head_size):
         ("complex64", "complex64"),
         ("bool", "bool"),
         (float, "float64"),
+        (np.dtype("q"), "int64"),
+        (np.dtype("Q"), "uint64"),
     ],
     ids=str,
 )

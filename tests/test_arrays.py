@@ -43,7 +43,9 @@ def test_pointer_shape_strides_dtype_queue(queue, wrap, view, dtype):
 @pytest.mark.parametrize("character", "?bBhHiIlLqQef")
 def test_a_dtype_is_what_the_array_says(queue, wrap, character):
     array = wrap(to_device(np.zeros((2, 3), character), queue))
-    assert arrays.read(array, "array")[1][2] == array.dtype == np.dtype(character)
+    _, fields = arrays.read(array, "array")
+    assert fields[2] == array.dtype == np.dtype(character)
+    assert arrays.Operand(*fields).dtype_name == np.dtype(character).name
 
 
 @pytest.fixture

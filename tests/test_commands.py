@@ -1,6 +1,7 @@
 """The command line: what is printed, and the exit status, also where something is wrong."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -139,11 +140,11 @@ def test_check_notices_a_wrong_int8_write(run, monkeypatch, queue, name, index, 
 
 
 def test_check_notices_a_wrong_decode(run, monkeypatch, queue):
-    """Six tenths of a step away."""
+    """A fiftieth of a step away: of so many values, some were almost half a step away before."""
 
     def broken(codes, scales):
         steps = arrays.tensor_module().reshape(scales, (16, 16, 8, 1))
-        return right_dequant(codes, scales) + 0.6 * arrays.as_dpnp(steps)
+        return right_dequant(codes, scales) + 0.02 * arrays.as_dpnp(steps)
 
     monkeypatch.setattr(kvcache_dpex, "dequant_cache", broken)
     assert_noticed(run, queue, ["7"])
@@ -275,9 +276,13 @@ def test_a_reader_that_stops_reading():
     """As `kernels list | head -1` does: no traceback."""
     code = "import sys; from kvcache_dpex.__main__ import main; sys.exit(main(['size']))"
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # Unbuffered, each line would fail by itself and nothing would be left to flush at the end.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=buffered, **pipes) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
+        assert process.wait() == 1
 
 
 def test_kernels_list(run):
@@ -295,6 +300,15 @@ def test_kernels_list(run):
         for name, entry in entries.items()
     ]
     assert [re.split(r"  +", line) for line in lines[1:]] == expected
+
+
+@pytest.mark.parametrize(("action", "built"), [("list", 0), ("build", 1)])
+def test_kernels_are_built_where_that_is_asked_for(run, monkeypatch, action, built):
+    calls = []
+    monkeypatch.setattr(store, "build_package", lambda: calls.append(action))
+    monkeypatch.setattr(store, "catalogue", list)
+    assert run("kernels", action, "--json") == (0, ["[]"])
+    assert len(calls) == built
 
 
 def test_kernels_list_as_json(run):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from helpers import ROOT, run_python
 from kvcache_dpex import __version__
 from kvcache_dpex.__main__ import main
 from kvcache_dpex.commands import check, doctor
-from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.runtime.compile import compiler, elsewhere, store
 from kvcache_dpex.runtime.environment import compatibility, devices, gpu, libraries
 
 SERIES = {7: "2024.2.*", 8: "2025.*", 9: "2026.*"}
@@ -182,6 +183,21 @@ def test_kernels_that_nothing_compiles(environment, copy):
     )
 
 
+@pytest.mark.parametrize("python", [sys.executable, "/no/python"])
+def test_kernels_that_another_python_compiles(monkeypatch, python):
+    """A compiler that the variable names is no less than numba-dpex here; one that is not there is told."""
+    monkeypatch.setattr(compiler, "available", lambda: False)
+    monkeypatch.setattr(store, "packaged", lambda wanted: None)
+    monkeypatch.setenv(elsewhere.VARIABLE, python)
+    report = {"compiler": False, "notes": [], "problems": []}
+    doctor._look_for_kernels(report)
+    if python == sys.executable:
+        assert report["problems"] == []
+    else:
+        assert report["problems"][0].startswith(f"{elsewhere.VARIABLE} must name a Python")
+        assert "are not packaged with this source and need a compiler" in report["problems"][1]
+
+
 def test_a_damaged_kernel(environment, copy):
     name = next(iter(store.manifest()["modules"]))
     (copy / f"kvcache_dpex/spirv/{name}.spv").write_bytes(b"")
@@ -255,6 +271,34 @@ def test_a_write_that_does_not_work(examine, monkeypatch, queue, outcome, proble
     monkeypatch.setattr(check, "plain_write", plain_write)
     device = queue.sycl_device.filter_string
     assert examine()["problems"] == [problem.format(device, device)]
+
+
+def test_what_a_device_is_said_to_have():
+    """Every value of its own, so that none can stand for another."""
+    device = SimpleNamespace(
+        filter_string="level_zero:gpu:0",
+        name="a GPU",
+        driver_version="1.2",
+        global_mem_size=3,
+        max_mem_alloc_size=2,
+        max_work_group_size=1024,
+        has_aspect_fp16=True,
+        has_aspect_fp64=False,
+    )
+    assert list(doctor._describe(device).values()) == list(vars(device).values())
+
+
+def test_sizes_of_a_device_are_told_apart(capsys):
+    device = {"device": "d", "name": "n", "driver": "1", "work_group": 64, "fp16": True, "fp64": False}
+    doctor._print_devices([{**device, "memory": 3 * 2**30, "largest_allocation": 2**30}])
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        *("d", "n", "1", "3.0", "GiB", "1.0", "GiB", "64", "yes", "no")
+    ]
+
+
+def test_the_opencl_driver_of_the_user_is_reported(examine, monkeypatch):
+    monkeypatch.setenv("OCL_ICD_FILENAMES", "/their/driver.so")
+    assert examine()["opencl_driver"] == "/their/driver.so"
 
 
 def test_the_report(capsys, queue):

@@ -83,3 +83,11 @@ def test_a_kernel_is_built_once_for_a_context(queue):
     assert launch.build(module, same_context) is first
     other = dpctl.SyclQueue(dpctl.SyclContext([queue.sycl_device]), queue.sycl_device)
     assert launch.build(module, other) is not first
+
+
+def test_a_kernel_is_built_for_each_subgroup_size(queue):
+    sizes = [size for size in queue.sycl_device.sub_group_sizes if size in (8, 16)]
+    module = store.load(scatter_gpu, slot="int64")
+    built = [launch.build(module, queue, size) for size in (None, *sizes)]
+    assert len(set(map(id, built))) == len(built)
+    assert [launch.build(module, queue, size) for size in (None, *sizes)] == built

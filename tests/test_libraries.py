@@ -29,6 +29,23 @@ def test_each_order_of_imports(order):
     assert output_of(code, LD_LIBRARY_PATH=None, OCL_ICD_FILENAMES=None) == "3 True"
 
 
+def test_a_dpctl_that_was_imported_first_still_finds_the_opencl_driver():
+    """SYCL looks for drivers when it is first asked for devices, which may be after the import."""
+    driver = libraries.find("libintelocl")
+    if driver is None:
+        pytest.skip("there is no OpenCL driver of pip")
+    code = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'kvcache_dpex' not in str(f)]\n"
+        "import dpctl, os, kvcache_dpex; print(os.environ.get('OCL_ICD_FILENAMES'))"
+    )
+    variables = {
+        "OCL_ICD_FILENAMES": None,
+        libraries._OWN_DRIVER: None,
+        "LD_LIBRARY_PATH": str(driver.parent),
+    }
+    assert output_of(code, **variables) == str(driver)
+
+
 @pytest.fixture
 def variables(monkeypatch):
     """Neither the user nor a parent process names a driver; what the test sets is undone."""

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -181,6 +182,23 @@ def test_operands_live_as_long_as_the_kernel(asynchronous_launch):
     go_on.set()
     run.queue.wait()
     assert gone.wait(30)
+
+
+def test_the_manager_of_dpnps_work_is_told_of_the_kernel(queue, monkeypatch):
+    """dpnp waits for the events that its manager knows before it reads an array."""
+    import dpctl
+
+    told = []
+    manager = SimpleNamespace(add_event_pair=lambda *events: told.append(events))
+    monkeypatch.setattr(order, "order_managers", lambda: {queue: manager})
+    module = store.load(scatter_gpu, slot="int64")
+    run = launch.Launch(module, queue, (0,) * 8, (1, 1), (1, 1), order.Asynchronous)
+    memory = to_device(np.zeros(4096, "uint8"), queue)
+    run((arrays.read(memory, "memory")[0],) * 5, (memory,))
+    queue.wait()
+    ((released, kernel),) = told
+    assert isinstance(released, dpctl.SyclEvent)
+    assert isinstance(kernel, dpctl.SyclEvent)
 
 
 def test_operands_live_as_long_as_the_kernel_on_an_out_of_order_queue(queue, monkeypatch):

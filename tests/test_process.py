@@ -140,6 +140,27 @@ def test_a_fork_before_the_package_is_imported(startup_file):
     assert output_of(code, timeout=120, **variables) == REFUSED
 
 
+def test_a_parent_of_a_fork_that_imports_the_package_later():
+    """It shares pages with its child, as the child does with it, but SYCL works on in the parent."""
+    code = f"""
+import os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import sys
+{NO_STARTUP_FILE}
+{USE_DPNP}
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.close(writer)
+    os.read(reader, 1)
+    os._exit(0)
+import kvcache_dpex as kv
+print(float(kv.empty_cache(2, 4, 1, 8)[0].sum()))
+os.close(writer)
+os.wait()
+"""
+    assert output_of(code, timeout=120, **without_startup_file()) == "0.0"
+
+
 def test_a_child_of_fork_that_imports_dpnp_itself():
     """dpnp before the package and no startup file, but nothing of SYCL in the parent: it works."""
     code = FORK_BEFORE_THE_IMPORT.format(before=NO_STARTUP_FILE, first=USE_DPNP)

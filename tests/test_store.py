@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +111,12 @@ def test_identity_follows_types_compiler_and_device_functions(tmp_path, monkeypa
     fingerprint = compiler.fingerprint()
     monkeypatch.setattr(compiler, "fingerprint", lambda: fingerprint + " patched")
     assert identity(SOURCE, tmp_path) != plain
+
+
+@pytest.mark.parametrize("name", ["compiler", "lowering", "lowering_views", "parameters", "phis"])
+def test_the_fingerprint_holds_every_file_that_compiles(name):
+    """An edit of any of them may change the SPIR-V of every kernel."""
+    assert Path(compiler.__file__).with_name(f"{name}.py").read_text() in compiler.fingerprint()
 
 
 def test_identity_follows_the_packages_own_modules(tmp_path):

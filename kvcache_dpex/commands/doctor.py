@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..runtime.compile import cache, compiler, store
+from ..runtime.compile import cache, compiler, elsewhere, store
 from ..runtime.environment import compatibility, devices, gpu, libraries
 from . import arguments, check, output
 
@@ -143,11 +143,20 @@ def _look_for_kernels(report: dict[str, Any]) -> None:
         report["problems"].append(
             f"the package has no kernels, for their Python files are missing: {REINSTALL}"
         )
-    elif rest and not report["compiler"]:
+    elif rest and not _can_compile(report):
         report["problems"].append(
             f"{rest} kernels are not packaged with this source and need a compiler: pip install "
             f"'kvcache_dpex[jit]' (Python 3.9 to 3.11), or {REINSTALL}"
         )
+
+
+def _can_compile(report: dict[str, Any]) -> bool:
+    """Whether this Python compiles kernels, or another one does."""
+    try:
+        return bool(report["compiler"] or elsewhere.named() or elsewhere.installed())
+    except ImportError as error:  # the variable names no program
+        report["problems"].append(str(error))
+        return False
 
 
 def _failed_write() -> list[str]:

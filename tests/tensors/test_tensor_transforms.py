@@ -100,6 +100,14 @@ def test_every_floating_argument_must_not_require_a_gradient(name):
                 getattr(kv, name)(*case)
 
 
+@pytest.mark.parametrize("name", ["sinks", "out", "lse"])
+def test_what_is_given_by_name_must_not_require_a_gradient(name):
+    given = {"sinks": torch.zeros(4), **RESULTS["paged_attention"]()}
+    given[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"`{name}` must not require a gradient"):
+        kv.paged_attention(*CALLS["paged_attention"](), **given)
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_written_argument_counts_as_changed(name):
     """Autograd refuses to go back through a tensor that was saved before the write."""
@@ -179,6 +187,12 @@ def test_fakes_of_results_check_and_describe_them():
             kv.dequant_cache(kq, scales, out=torch.zeros(5, 4, 2, 8))
         with pytest.raises(TypeError, match="`q` must be int8"):
             kv.dequant_cache(kq.float(), scales)
+
+
+def test_the_schema_of_vllms_name_says_what_is_written():
+    schema = torch.ops.kvcache_dpex.reshape_and_cache_flash.default._schema
+    written = {argument.name for argument in schema.arguments if argument.is_write}
+    assert written == {"key_cache", "value_cache", "k_scale", "v_scale"}
 
 
 def test_schemas_say_what_is_written():
