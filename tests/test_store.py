@@ -113,6 +113,16 @@ def test_identity_follows_types_compiler_and_device_functions(tmp_path, monkeypa
     assert identity(SOURCE, tmp_path) != plain
 
 
+def test_identity_follows_the_keys_of_a_table(tmp_path):
+    """A kernel chooses a codec by its name: under another name the same codec is another kernel."""
+    text = (
+        SOURCE.replace("helper(data[at])", "TABLE[KEY](data[at])") + "\n\nKEY = 'a'\nTABLE = {'a': helper}\n"
+    )
+    other = text.replace("TABLE = {'a': helper}", "TABLE = {'a': helper, 'b': helper}")
+    assert text != other
+    assert identity(text, tmp_path) != identity(other, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["compiler", "lowering", "lowering_views", "parameters", "phis"])
 def test_the_fingerprint_holds_every_file_that_compiles(name):
     """An edit of any of them may change the SPIR-V of every kernel."""
