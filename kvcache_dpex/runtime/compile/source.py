@@ -51,10 +51,15 @@ def texts(function: Callable) -> list[str]:
         found.append(_block(part))
         for name, value in _uses(part):
             if isinstance(value, dict):
-                found.append(f"{name} = {sorted(value)}")
+                found.append(f"{name} = {_table(value)}")
             elif not isinstance(value, (FunctionType, ModuleType, threading.local)):
                 found.append(f"{name} = {_text_of(value)}")
     return found
+
+
+def _table(table: dict) -> list[tuple[str, str]]:
+    """Which function or module each key of a table names, whatever the package is called."""
+    return sorted((key, each.__name__.rpartition(".")[2]) for key, each in table.items())
 
 
 def _text_of(constant: Any) -> str:
