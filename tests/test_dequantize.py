@@ -20,7 +20,7 @@ def rng():
     return np.random.default_rng(40)
 
 
-@pytest.fixture(params=["dequantize_gpu", "dequantize_cpu", "dequantize_strided"])
+@pytest.fixture(params=["dequantize_gpu", "dequantize_gpu_float32", "dequantize_cpu", "dequantize_strided"])
 def decoder(request):
     """A GPU's kernel, a CPU's, and the general one, which takes every case."""
     if "runner" in request.fixturenames:

@@ -31,9 +31,10 @@ ALIGNED = {
     "scatter_gpu": {"key": 16, "value": 16, "key_cache": 16, "value_cache": 16},
     "quantize_gpu": {"key": 16, "value": 16},
     "dequantize_gpu": {"codes": 8, "out": 16},
+    "dequantize_gpu_float32": {"codes": 4, "out": 16},
 }
 # The axis with the most work-groups, where it is not the last: only CUDA's x takes more than 65535.
-LONG_AXIS = {"dequantize_gpu": 1}
+LONG_AXIS = {"dequantize_gpu": 1, "dequantize_gpu_float32": 1}
 
 
 def translate(name: str, binary: bytes, index_space: str) -> tuple[str, str]:

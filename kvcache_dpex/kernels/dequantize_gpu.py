@@ -1,15 +1,11 @@
-"""Decode blocks of contiguous rows, two eights of values an item, half a row apart."""
+"""Decode blocks of contiguous rows to 16-bit values, two eights an item, half a row apart."""
 
 import numpy as np
 
-from .blocks import block_shown
-from .codecs import codec_of
-from .parts import index_in_row
-from .vectors import each
-from .views import load, row_from, store
+from .blocks import show_two_runs
 
 TYPES = {
-    "value": ("float32", "float16", "bfloat16"),
+    "value": ("float16", "bfloat16"),
     "code": ("int8", "float8_e4m3fn"),
     "block": ("int32", "int64"),
 }
@@ -28,22 +24,4 @@ def dequantize_gpu(
     head_size: "int64",
 ):
     """Result block `n` shows block ``blocks[n]``, or block `n`; zeros where there is no such block."""
-    eights = head_size >> 3
-    half = (eights + 1) >> 1
-    first = index_in_row(item, half)
-    second = first + eights - half
-    row = item.get_global_id(1)
-    n = item.get_global_id(2)
-    if row < rows:
-        block = block_shown(blocks, n, listed)
-        out_row = row_from(out, n, row, 0)
-        if 0 <= block < num_blocks:
-            codec = codec_of(codes)
-            scale = load(scales, block, row)
-            low = load(codes, block, row, first)
-            high = load(codes, block, row, second)
-            store(out_row, each(codec.value_of, low, scale), first)
-            store(out_row, each(codec.value_of, high, scale), second)
-        else:
-            store(out_row, ZEROS, first)
-            store(out_row, ZEROS, second)
+    show_two_runs(item, codes, scales, blocks, out, listed, num_blocks, rows, head_size >> 3, ZEROS)

@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 from ..kernels.dequantize_cpu import dequantize_cpu
 from ..kernels.dequantize_gpu import dequantize_gpu
+from ..kernels.dequantize_gpu_float32 import dequantize_gpu_float32
 from ..kernels.dequantize_strided import dequantize_strided
 from ..runtime.launch.arrays import Operand
 from . import validate
@@ -131,7 +132,7 @@ def _whole_rows(
         if None not in joined:  # all blocks as one
             operands = [_as_one_block(each) for each in joined if each]
     codes, scales, out = (each for each in operands if each)
-    head_size, per_item = codes.shape[2], 4 if kernel is dequantize_cpu else 16
+    head_size, per_item = codes.shape[2], PER_ITEM[kernel]
     if head_size % 4:
         return None
     items, local = row_groups(codes.queue, -(-head_size // per_item), codes.shape[1])
@@ -149,6 +150,10 @@ def _whole_rows(
         rows=codes.shape[1],
         head_size=head_size,
     )
+
+
+def _within_float32(device: Any, value_type: str | None = None, head_size: int | None = None) -> bool:
+    return within_items(device, value_type) and value_type == "float32"
 
 
 def _as_one_block(operand: Operand) -> Operand:
@@ -185,8 +190,11 @@ def _strided(
     )
 
 
+# Values that an item decodes.
+PER_ITEM = {dequantize_cpu: 4, dequantize_gpu_float32: 8, dequantize_gpu: 16}
 VARIANTS = (
     Variant(dequantize_cpu, across_items, _whole_rows),
+    Variant(dequantize_gpu_float32, _within_float32, _whole_rows),
     Variant(dequantize_gpu, within_items, _whole_rows),
     Variant(dequantize_strided, anywhere, _strided),
 )

@@ -17,6 +17,7 @@ INSTRUCTIONS = {
     "quantize_strided": 3700,
     "quantize_gpu": 1850,
     "dequantize_gpu": 900,
+    "dequantize_gpu_float32": 900,
     "dequantize_strided": 900,
     "dequantize_cpu": 740,
     "paged_attention_strided": 2000,
@@ -28,7 +29,7 @@ WIDTHS = {
     "quantize_gpu-float32": (16, 4),
     "quantize_gpu-float16": (16, 4),
     "quantize_gpu-bfloat16": (16, 4),
-    "dequantize_gpu-float32": (4, 16),
+    "dequantize_gpu_float32": (4, 16),
     "dequantize_gpu-float16": (4, 16),
     "dequantize_gpu-bfloat16": (4, 16),
 }
