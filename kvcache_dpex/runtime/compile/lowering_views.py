@@ -232,7 +232,8 @@ def _store_element(builder, view, pointer, place, value):
     elif view.scalar.bitwidth == 8:
         codes = cgutils.unpack_tuple(builder, value, width)
         fours = [_vector(builder, i8, codes[lane : lane + 4]) for lane in range(0, width, 4)]
-        words = _vector(builder, i32, [builder.bitcast(four, i32) for four in fours])
+        words = [builder.bitcast(four, i32) for four in fours]
+        words = _vector(builder, i32, words) if width > 4 else words[0]
         builder.store(words, _word_address(builder, pointer, place, width), align=width)
     else:
         addresses = _neighbours(builder, pointer, pointer.type.pointee, place, width)
@@ -279,8 +280,8 @@ def _narrow(builder, value):
 
 
 def _word_address(builder, pointer, place, width: int):
-    """Address of `width` bytes, as a vector of 32-bit words."""
-    words = ir.VectorType(i32, width // 4)
+    """Address of `width` bytes, as a 32-bit word or a vector of them."""
+    words = i32 if width == 4 else ir.VectorType(i32, width // 4)
     return builder.gep(builder.bitcast(pointer, ir.PointerType(words, addrspace=1)), [place])
 
 
@@ -296,4 +297,6 @@ def _vector(builder, element: ir.Type, values):
 
 
 def _unpacked(builder, vector):
+    if not isinstance(vector.type, ir.VectorType):
+        return [vector]
     return [builder.extract_element(vector, int32(lane)) for lane in range(vector.type.count)]
