@@ -61,7 +61,7 @@ class Environment:
         (self.site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     def install(self, *arguments):
-        pip("--python", self.python, "install", "--no-deps", "--no-compile", *arguments)
+        pip("--python", self.python, "install", "--no-deps", "--no-compile", "--ignore-installed", *arguments)
 
 
 @pytest.fixture(scope="module")
