@@ -98,7 +98,10 @@ def small_device(monkeypatch):
 
 
 def test_largest_allocation(small_device):
-    """A21: one block more than the limit is refused before anything is allocated; the limit itself is not."""
+    """One block more than the limit is refused before anything is allocated; the limit itself is not.
+
+    compute-runtime #627.
+    """
     block = 16 * 8 * 128 * 4
     limit = 2**30 // block
     assert empty_cache(limit, 16, 8, 128) == ((limit, 16, 8, 128), (limit, 16, 8, 128))
@@ -113,7 +116,7 @@ def test_largest_allocation(small_device):
 
 
 def test_whole_memory(small_device):
-    """A21: two caches that each fit but do not fit together."""
+    """compute-runtime #627: two caches that each fit but do not fit together."""
     small_device.global_mem_size = 2 * 2**30 - 1
     message = "the caches need 2.00 GiB, but Small GPU has 2.00 GiB; use fewer blocks or a smaller dtype"
     with pytest.raises(MemoryError, match=f"^{re.escape(message)}$"):
@@ -127,7 +130,7 @@ def test_sizes_are_counted_in_whole_numbers(small_device):
 
 
 def test_devices_own_limits(queue):
-    """A21: the limits are the real device's where nothing is faked."""
+    """compute-runtime #627: the limits are the real device's where nothing is faked."""
     device = queue.sycl_device
     blocks = device.max_mem_alloc_size // (16 * 128) + 1
     with pytest.raises(MemoryError, match=re.escape(f"but {device.name} allocates at most")):

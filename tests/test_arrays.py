@@ -26,7 +26,10 @@ def wrap(request):
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "complex64"])
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_pointer_shape_strides_dtype_queue(queue, wrap, view, dtype):
-    """A8: strides are in elements, whatever the unit of `strides`; a pointer is the first element's."""
+    """Strides are in elements, whatever the unit of `strides`; a pointer is the first element's.
+
+    dpnp #1649.
+    """
     base = np.zeros((4, 5, 6), dtype)
     host = base[VIEWS[view]]
     twins = Twins(queue)
@@ -106,7 +109,7 @@ def test_nothing_is_looked_for_in_an_array_of_another_package(queue):
 
 
 def test_slices_that_dpnp_makes_itself(queue):
-    """A8: the same for views that are sliced on the device, where no test chose the strides."""
+    """dpnp #1649: the same for views that are sliced on the device, where no test chose the strides."""
     import dpnp
 
     base = dpnp.zeros((4, 5, 6), dtype="float32", sycl_queue=queue)

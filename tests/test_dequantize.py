@@ -127,7 +127,10 @@ def test_parts_of_a_block_table(decoder, queue, rng, columns):
 @pytest.mark.parametrize("make_caches", CACHES, ids=name_of)
 @pytest.mark.parametrize("size", [8, 3])
 def test_codes_and_results_of_every_layout(decoder, queue, rng, make_caches, size, shown):
-    """A5, A6, A7: strided codes, then a strided `out`, whose neighbours stay."""
+    """Strided codes, then a strided `out`, whose neighbours stay.
+
+    vllm-xpu-kernels #429, vllm-xpu-kernels #258, numba-dpex #572.
+    """
     codes, scales, out = decode_case(rng, "float32", size=size)
     strided = make_caches("int8", size)[1]
     strided[...] = codes
@@ -183,7 +186,7 @@ def test_rounded_once_to_nearest_even(decoder, queue, rng, dtype):
     ],
 )
 def test_results_by_hand(decoder, queue, dtype, scale, wanted):
-    """Codes 127 and -128; A15: 127 * 516 is too large for float16."""
+    """Codes 127 and -128; pytorch/ao #1766: 127 * 516 is too large for float16."""
     codes = to_device(np.resize(np.array([127, -128], "int8"), (1, 1, 1, 4)), queue)
     result = arrays.to_numpy(
         dequant_cache(codes, to_device(np.full((1, 1), scale, "f4"), queue), dtype=dtype)
@@ -195,7 +198,7 @@ def test_results_by_hand(decoder, queue, dtype, scale, wanted):
 
 
 def test_a_fresh_cache_decodes_to_zero(queue):
-    """A18: also where the memory was dirty before."""
+    """llm-compressor #2117: also where the memory was dirty before."""
     shape = (64, 16, 4, 32)
     for _ in range(3):
         dirty = [to_device(np.full(np.prod(shape), -1, "int8"), queue) for _ in range(4)]
@@ -210,7 +213,10 @@ def test_a_fresh_cache_decodes_to_zero(queue):
 
 @pytest.mark.parametrize("residue", range(16))
 def test_reused_blocks_hold_nothing_of_their_past(queue, rng, residue):
-    """A28: after two full lives of every block, a sequence reads as from a fresh cache, bit by bit."""
+    """After two full lives of every block, a sequence reads as from a fresh cache, bit by bit.
+
+    vllm #50702.
+    """
     num_blocks, block_size, heads, size = 6, 16, 2, 32
     used = empty_quant_cache(num_blocks, block_size, heads, size, device=queue)
     length = 3 * block_size + residue
@@ -255,7 +261,7 @@ def test_a_round_trip_stays_within_half_a_step(queue, rng, dtype):
 
 
 def test_beyond_2_to_the_31(decoder, queue, rng):
-    """A1: the last block of a cache of more than 2**31 codes, by its number."""
+    """vllm #1486: the last block of a cache of more than 2**31 codes, by its number."""
     tensor = arrays.tensor_module()
     codes = tensor.empty((32769, 16, 32, 128), dtype="int8", sycl_queue=queue)
     scales = tensor.empty((32769 * 16, 32), dtype="float32", sycl_queue=queue)

@@ -121,7 +121,7 @@ def test_results_that_are_not_evenly_spaced(working, queue):
 
 @pytest.mark.parametrize("name", ["scales", "out", "blocks"])
 def test_another_queue(working, queue, name):
-    """A42: the message names both arguments."""
+    """dpctl #688: the message names both arguments."""
     import dpctl
 
     working[name] = to_device(arrays.to_numpy(working[name]), dpctl.SyclQueue(queue.sycl_device))

@@ -203,7 +203,7 @@ def test_one_cache_for_both(arguments, queue):
 
 @pytest.mark.parametrize("name", ["value", "key_cache", "value_cache", "slot_mapping"])
 def test_another_queue(arguments, queue, name):
-    """A42: arrays on a second queue of the same device; the message names both arguments."""
+    """dpctl #688: arrays on a second queue of the same device; the message names both arguments."""
     import dpctl
 
     other = dpctl.SyclQueue(queue.sycl_device)

@@ -21,7 +21,10 @@ from kvcache_dpex.ops.operation import using
     is_cpu=st.booleans(),
 )
 def test_row_groups(fast, slow, limit, is_cpu):
-    """A40: whole work-groups within the device's limit that cover every item and little more."""
+    """Whole work-groups within the device's limit that cover every item and little more.
+
+    numba-dpex #1308.
+    """
     device = SimpleNamespace(is_cpu=is_cpu, max_work_group_size=limit)
     items, local = groups.row_groups(SimpleNamespace(sycl_device=device), fast, slow)
     assert local[0] * local[1] <= limit

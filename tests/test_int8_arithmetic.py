@@ -181,7 +181,7 @@ def near_ties(rng, scale, absmax, count):
 
 
 def test_codes_and_scales_on_a_sloppy_device(sloppy):
-    """A16: IEEE quotients whatever the device's division gives."""
+    """intel/llvm #12107: IEEE quotients whatever the device's division gives."""
     rng = np.random.default_rng(51)
     for absmax in absmaxes(rng):
         bits = intrinsics.abs_bits(-absmax)

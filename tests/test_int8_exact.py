@@ -80,7 +80,7 @@ def beside_ties(dtype):
 @pytest.mark.parametrize("make", [usual_values, any_bits, beside_ties])
 @pytest.mark.parametrize("dtype", VALUES)
 def test_ten_million_values(kernel, queue, dtype, make):
-    """A16: of each dtype, through each kernel."""
+    """intel/llvm #12107: of each dtype, through each kernel."""
     assert usual_values(dtype).size + any_bits(dtype).size + beside_ties(dtype).size > 10_000_000
     assert_exact(queue, make(dtype), dtype)
 
@@ -110,7 +110,10 @@ def tie_rows(dtype):
 @pytest.mark.parametrize("step", [-1, 0, 1])
 @pytest.mark.parametrize("dtype", VALUES)
 def test_all_ties_and_their_neighbours(kernel, queue, dtype, step):
-    """A11, A12, A16: ties go to the even code; values one unit away from a tie do not."""
+    """Ties go to the even code; values one unit away from a tie do not.
+
+    vllm #45361, vllm #41505, intel/llvm #12107.
+    """
     rows = tie_rows(dtype)
     assert len(rows) > 250 if dtype != "float16" else len(rows) == 33
     bits = stored(rows, dtype).view(BITS[dtype])
@@ -149,7 +152,10 @@ def special_rows(dtype, rng):
 
 @pytest.mark.parametrize("dtype", VALUES)
 def test_special_rows(kernel, queue, dtype):
-    """A14, A15, A17: reciprocals that overflow, scales that are subnormal, zeros, NaN, infinity."""
+    """Reciprocals that overflow, scales that are subnormal, zeros, NaN, infinity.
+
+    kernels-community #680, pytorch/ao #1766, pytorch/ao #4725.
+    """
     rows = pairs(list(special_rows(dtype, np.random.default_rng(64))), 256)
     assert_exact(queue, stored(rows, dtype), dtype)
 
@@ -157,7 +163,7 @@ def test_special_rows(kernel, queue, dtype):
 @pytest.mark.parametrize("size", [1, 3, 16, 46, 128, 512, 1025])
 @pytest.mark.parametrize("dtype", VALUES)
 def test_the_largest_value_may_stand_anywhere(kernel, queue, dtype, size):
-    """A13: each place in turn, of either sign; NaN and infinity are found there too."""
+    """LightLLM #943: each place in turn, of either sign; NaN and infinity are found there too."""
     rows = np.tile(np.linspace(-1, 1, size), (4 * size, 1))
     rows[np.arange(4 * size), np.arange(4 * size) % size] = np.repeat([1.5, -1.75, np.nan, -np.inf], size)
     assert_exact(queue, stored(rows, dtype), dtype)
@@ -198,7 +204,10 @@ def test_the_scale_of_every_mantissa(queue):
     ],
 )
 def test_by_hand(kernel, queue, dtype, row, codes, scale):
-    """A11, A13, A15, A17: the rows of the field reports, with codes and scales from there or worked out."""
+    """Rows of public reports, with codes and scales from there or worked out.
+
+    vllm #45361, LightLLM #943, pytorch/ao #1766, pytorch/ao #4725.
+    """
     rows = stored(np.array([row]), dtype)[:, None]
     found = [to_device(sentinel((1, 2, 1, len(row)), "int8"), queue) for _ in range(2)]
     scales = [to_device(sentinel((2, 1), "float32"), queue) for _ in range(2)]
@@ -227,7 +236,10 @@ def count_wrong(item: "item[1]", wrong: "int32*"):  # noqa: F722, F821
 
 @pytest.mark.skipif(not compiler.available(), reason="compiles a kernel of its own, with numba-dpex")
 def test_quotients_beside_every_tie(queue):
-    """A16: every tie of a code with all 2**23 divisors from 1 to 2: one correction is enough."""
+    """Every tie of a code with all 2**23 divisors from 1 to 2: one correction is enough.
+
+    intel/llvm #12107.
+    """
     if not queue.sycl_device.is_cpu:
         pytest.skip(f"{queue.sycl_device.name} may divide too roughly to be compared with")
     wrong = to_device(sentinel(2**23, "int32"), queue)

@@ -63,7 +63,7 @@ def test_uniform_slot_stride(make, stride):
 
 
 def test_slots_of_sequence():
-    """A20: a table of 3 blocks of 16 holds 48 tokens, not 49."""
+    """flash-attention #2711: a table of 3 blocks of 16 holds 48 tokens, not 49."""
     assert layout.slots_of_sequence([7, 0, 2], 0, 48, 16) == [
         *range(112, 128),
         *range(16),

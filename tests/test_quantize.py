@@ -44,7 +44,7 @@ def test_every_dtype(runner, kernel, queue, rng, dtype, size, slot_dtype):
 @pytest.mark.parametrize("dtype", VALUES)
 @pytest.mark.parametrize(("kernel", "size"), CHOICES, indirect=["kernel"])
 def test_every_head_size(request, kernel, queue, rng, size, dtype):
-    """A4: rows that are no multiple of a vector; every slot of a 3-block cache is written."""
+    """vllm #41257: rows that are no multiple of a vector; every slot of a 3-block cache is written."""
     for heads, slot_dtype in ((1, "int64"), (2, "int32"), (13, "int64")):
         case = quantize_case(rng, dtype, blocks=3, block_size=2, heads=heads, size=size)
         check_quantize(queue, *case, slots_of(rng.permutation(6), slot_dtype), **option(dtype))
@@ -87,7 +87,7 @@ def test_work_groups_that_are_not_full(kernel, queue, rng, size, heads, tokens):
 @pytest.mark.parametrize("size", [16, 3])
 @no_compiler
 def test_three_different_sizes_stay_in_their_order(runner, kernel, queue, rng, size):
-    """A10: tokens, heads and head size all differ, so exchanged axes would show."""
+    """numba-dpex #889: tokens, heads and head size all differ, so exchanged axes would show."""
     case = quantize_case(rng, "float32", blocks=2, block_size=3, heads=5, size=size, tokens=3)
     check_quantize(queue, *case, slots_of([4, 0, 3]))
 
@@ -110,14 +110,14 @@ def test_three_different_sizes_stay_in_their_order(runner, kernel, queue, rng, s
     ],
 )
 def test_slots_outside_of_the_cache_are_never_written(runner, kernel, queue, rng, slot, dtype):
-    """A2: every negative skips, as does every slot from 5 * 4 on; their neighbours are written."""
+    """vllm #43810: every negative skips, as does every slot from 5 * 4 on; their neighbours are written."""
     check_quantize(queue, *quantize_case(rng, "float32"), slots_of([2, slot, 3], dtype))
 
 
 @no_compiler
 @pytest.mark.parametrize("given", [0, 1, 5])
 def test_surplus_rows_are_ignored(runner, kernel, queue, rng, given):
-    """A3: fewer slots than rows, as when rows are padded for a replay."""
+    """vllm #13922: fewer slots than rows, as when rows are padded for a replay."""
     case = quantize_case(rng, "float32", tokens=8)
     check_quantize(queue, *case, slots_of([9, 3, 17, 0, 4][:given]))
 
@@ -136,14 +136,14 @@ def test_slots_of_any_stride(runner, kernel, queue, rng, step, dtype):
 )
 @pytest.mark.parametrize("size", [16, 3])
 def test_nothing_to_do(kernel, queue, rng, blocks, tokens, slots, size):
-    """A39: no tokens, no blocks, no slot inside."""
+    """intel/llvm #1708: no tokens, no blocks, no slot inside."""
     case = quantize_case(rng, "float32", blocks=blocks, tokens=tokens, size=size)
     check_quantize(queue, *case, slots_of(slots))
 
 
 @pytest.mark.parametrize(("size", "limit"), [(128, 64), (260, 64), (512, 64), (1025, 256), (2048, 256)])
 def test_group_limits(kernel, queue, rng, monkeypatch, size, limit):
-    """A40: heads of many values, where a work-group may have few items."""
+    """numba-dpex #1308: heads of many values, where a work-group may have few items."""
     monkeypatch.setattr(quantize, "group_limit", lambda device: limit)
     check_quantize(queue, *quantize_case(rng, "float16", size=size), slots_of(SLOTS))
 
@@ -151,7 +151,10 @@ def test_group_limits(kernel, queue, rng, monkeypatch, size, limit):
 @pytest.mark.parametrize("size", [16, 3])
 @no_compiler
 def test_rows_of_zeros_replace_what_was_there(runner, kernel, queue, size):
-    """A14: codes 99 and scales -7 go, also under zeros and negative zeros; the neighbours are exact."""
+    """Codes 99 and scales -7 go, also under zeros and negative zeros; the neighbours are exact.
+
+    kernels-community #680.
+    """
     rows = np.ones((3, 2, size), "f4")
     rows[1] = np.array([0.0, -0.0])[:, None]
     codes = [np.full((1, 4, 2, size), 99, "int8") for _ in range(2)]
@@ -166,7 +169,10 @@ def test_rows_of_zeros_replace_what_was_there(runner, kernel, queue, size):
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 32), ("float16", 3), ("bfloat16", 16)])
 @no_compiler
 def test_a_row_that_is_not_finite_stands_alone(runner, kernel, queue, size, dtype, fault):
-    """A17: codes 0 and NaN or infinity as the scale; the rows around it are what they would be without it."""
+    """Codes 0 and NaN or infinity as the scale; the rows around it are what they would be without it.
+
+    pytorch/ao #4725.
+    """
     row = np.resize(np.array([1, -1, 0.5], "f4"), size)
     rows = np.broadcast_to(row, (3, 2, size)).copy()
     rows[1, 1, size // 2] = fault
@@ -188,7 +194,7 @@ def test_a_row_that_is_not_finite_stands_alone(runner, kernel, queue, size, dtyp
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
 def test_dpnp_arrays(queue, rng, name):
-    """A8: dpnp's own strides are in elements in old releases and in bytes in new ones."""
+    """dpnp #1649: dpnp's own strides are in elements in old releases and in bytes in new ones."""
     rows = rows_of(rng, (6, 4, 16), name)
     codes = sentinel((5, 2, 4, 2, 16), "int8")
     scales = sentinel((20, 2, 2), "float32")
@@ -203,7 +209,7 @@ def test_checked_slots(queue, rng, slot_dtype):
 
 
 def test_elements_beyond_2_to_the_31(kernel, queue, rng):
-    """A1: bytes 2**31 and up of the codes, addressed by int32 slots; only slices are read back."""
+    """vllm #1486: bytes 2**31 and up of the codes, addressed by int32 slots; only slices are read back."""
     tensor = arrays.tensor_module()
     heads, size, slot = 32, 128, 2**18
     both = tensor.empty((16385, 16, 2, heads, size), dtype="int8", sycl_queue=queue)

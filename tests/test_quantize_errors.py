@@ -170,7 +170,7 @@ def test_what_is_no_array_of_the_device(arguments, queue, name):
 
 @pytest.mark.parametrize("name", ["value", *OUTPUTS, "slot_mapping"])
 def test_another_queue(arguments, new, queue, name):
-    """A42: the message names both arguments."""
+    """dpctl #688: the message names both arguments."""
     import dpctl
 
     array = arguments[name]
@@ -212,7 +212,7 @@ def test_too_many_slots_for_the_general_kernel(queue, blocks):
 
 
 def test_heads_too_large_for_a_work_group(arguments, new, queue, monkeypatch):
-    """A40: eight values an item are the most."""
+    """numba-dpex #1308: eight values an item are the most."""
     monkeypatch.setattr(quantize, "group_limit", lambda device: 64)
     for name in ("key", "value", "kq", "vq"):
         arguments[name] = new(*arguments[name].shape[:-1], 513, dtype=arguments[name].dtype)

@@ -72,7 +72,10 @@ def name_of(make):
 @pytest.mark.parametrize("make_caches", CACHES, ids=name_of)
 @pytest.mark.parametrize("make_rows", ROWS, ids=name_of)
 def test_rows_and_codes(kernel, queue, make_rows, make_caches, dtype, size):
-    """A5, A6, A7, A8: rows and codes of every layout, their whole memories compared."""
+    """Rows and codes of every layout, their whole memories compared.
+
+    vllm-xpu-kernels #429, vllm-xpu-kernels #258, numba-dpex #572, dpnp #1649.
+    """
     rows = make_rows(np.random.default_rng(31), STORAGE[dtype], size)
     check_quantize(queue, *rows, *make_caches("int8", size), *by_slot(), SLOTS, **option(dtype))
 

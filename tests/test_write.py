@@ -31,7 +31,7 @@ def skip_without_float64(queue, dtype):
 @pytest.mark.parametrize("slot_dtype", ["int32", "int64"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_bit_for_bit(whole_rows, queue, rng, dtype, slot_dtype):
-    """Random bits, NaN payloads included; uint16 stands for bfloat16 bits. A38: float16 too."""
+    """Random bits, NaN payloads included; uint16 stands for bfloat16 bits. numba #4402: float16 too."""
     skip_without_float64(queue, dtype)
     check_write(queue, *contiguous_case(rng, dtype, size=16), slots_of(SLOTS, slot_dtype))
 
@@ -47,7 +47,7 @@ def test_every_dtype_in_odd_rows(runner, queue, rng, dtype, slot_dtype):
 @pytest.mark.parametrize("heads", [1, 13])
 @pytest.mark.parametrize("size", [1, 3, 46, 80, 96, 112, 120, 192, 576])
 def test_every_head_size(queue, rng, size, heads, dtype):
-    """A4: rows that are no multiple of a vector; every slot of a 3-block cache is written."""
+    """vllm #41257: rows that are no multiple of a vector; every slot of a 3-block cache is written."""
     case = contiguous_case(rng, dtype, blocks=3, block_size=2, heads=heads, size=size)
     check_write(queue, *case, slots_of(rng.permutation(6)))
 
@@ -68,14 +68,14 @@ def test_every_block_size(whole_rows, queue, rng, block_size, size):
 
 
 def test_three_different_sizes_stay_in_their_order(runner, queue, rng):
-    """A10: tokens, heads and head size all differ, so exchanged axes would show."""
+    """numba-dpex #889: tokens, heads and head size all differ, so exchanged axes would show."""
     case = contiguous_case(rng, "float32", blocks=2, block_size=3, heads=5, size=7, tokens=3)
     check_write(queue, *case, slots_of([4, 0, 3]))
 
 
 @pytest.mark.parametrize("size", [4, 3])
 def test_padding_skips_and_does_not_wrap(whole_rows, queue, rng, size):
-    """A2: -1 must not become the last slot of the cache."""
+    """vllm #43810: -1 must not become the last slot of the cache."""
     case = contiguous_case(rng, "float32", blocks=4, block_size=4, size=size, tokens=3)
     check_write(queue, *case, slots_of([3, -1, 0]))
 
@@ -98,14 +98,14 @@ def test_padding_skips_and_does_not_wrap(whole_rows, queue, rng, size):
     ],
 )
 def test_slots_outside_of_the_cache_are_never_written(whole_rows, queue, rng, slot, dtype, size):
-    """A2: every negative skips, as does every slot from 5 * 4 on; their neighbours are written."""
+    """vllm #43810: every negative skips, as does every slot from 5 * 4 on; their neighbours are written."""
     check_write(queue, *contiguous_case(rng, "float32", size=size), slots_of([2, slot, 3], dtype))
 
 
 @pytest.mark.parametrize("size", [4, 3])
 @pytest.mark.parametrize("given", [0, 1, 5])
 def test_surplus_rows_are_ignored(whole_rows, queue, rng, given, size):
-    """A3: fewer slots than rows, as when rows are padded for a replay."""
+    """vllm #13922: fewer slots than rows, as when rows are padded for a replay."""
     case = contiguous_case(rng, "float32", tokens=8, size=size)
     check_write(queue, *case, slots_of([9, 3, 17, 0, 4][:given]))
 
@@ -121,7 +121,7 @@ def test_slots_of_any_stride(whole_rows, queue, rng, size, step, dtype):
 @pytest.mark.parametrize("tokens", [1, 7, 8193])
 @pytest.mark.parametrize(("size", "dtype"), [(576, "uint16"), (1025, "int8")])
 def test_group_limits(queue, rng, monkeypatch, tokens, size, dtype):
-    """A40: sizes around the work-group limit, with a limit of 64 and with the device's own."""
+    """numba-dpex #1308: sizes around the work-group limit, with a limit of 64 and with the device's own."""
     for limit in (64, queue.sycl_device.max_work_group_size):
         monkeypatch.setattr(groups, "group_limit", lambda device, limit=limit: limit)
         case = contiguous_case(rng, dtype, blocks=2, block_size=8, heads=1, size=size, tokens=tokens)
@@ -137,7 +137,7 @@ def test_group_limits(queue, rng, monkeypatch, tokens, size, dtype):
 )
 @pytest.mark.parametrize("size", [4, 3])
 def test_nothing_to_do(runner, queue, rng, blocks, tokens, slots, size):
-    """A39: no tokens, no blocks, no slot inside."""
+    """intel/llvm #1708: no tokens, no blocks, no slot inside."""
     case = contiguous_case(rng, "float32", blocks=blocks, tokens=tokens, size=size)
     check_write(queue, *case, slots_of(slots))
 
@@ -159,7 +159,7 @@ def test_duplicates_leave_their_rows_elements(whole_rows, queue, rng, size):
 
 @pytest.mark.parametrize("name", ["float32", "float16", "uint16", "int8", "complex64"])
 def test_dpnp_arrays(queue, rng, name):
-    """A8: dpnp's own strides are in elements in old releases and in bytes in new ones."""
+    """dpnp #1649: dpnp's own strides are in elements in old releases and in bytes in new ones."""
     import dpnp
 
     try:
@@ -172,7 +172,7 @@ def test_dpnp_arrays(queue, rng, name):
 
 
 def test_a_nan_that_was_there_stays_in_its_slot(queue, rng):
-    """A19: a pool full of NaN keeps it in unwritten slots only; a fresh cache has none."""
+    """vllm #641: a pool full of NaN keeps it in unwritten slots only; a fresh cache has none."""
     key, value, key_cache, value_cache = contiguous_case(rng, "float32", blocks=4, tokens=13)
     key[...] = value[...] = 1.0
     key_cache[...] = value_cache[...] = np.nan
@@ -184,7 +184,10 @@ def test_a_nan_that_was_there_stays_in_its_slot(queue, rng):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["strided", "whole rows"])
 def test_elements_beyond_2_to_the_31(whole_rows, queue, rng, packed):
-    """A1: bytes 2**31 and up of an int8 cache, addressed by int32 slots; only slices are read back."""
+    """Bytes 2**31 and up of an int8 cache, addressed by int32 slots; only slices are read back.
+
+    vllm #1486.
+    """
     tensor = arrays.tensor_module()
     heads, size = 32, 128
     if packed:  # keys and values in turns, so that the slot stride is twice the row

@@ -69,13 +69,13 @@ def caches(dtype, size):
 
 
 def interleaved(dtype, size):
-    """A6: [num_blocks, 2, ...], so a block's stride is twice its size."""
+    """vllm-xpu-kernels #258: [num_blocks, 2, ...], so a block's stride is twice its size."""
     base = sentinel((BLOCKS, 2, BLOCK_SIZE, HEADS, size), dtype)
     return base[:, 0], base[:, 1]
 
 
 def packed(dtype, size):
-    """A5: K and V share each head's row, so the head stride is twice the head size."""
+    """vllm-xpu-kernels #429: K and V share each head's row, so the head stride is twice the head size."""
     base = sentinel((BLOCKS, BLOCK_SIZE, HEADS, 2 * size), dtype)
     return base[..., :size], base[..., size:]
 
@@ -131,7 +131,10 @@ CACHES += [padded_slots, odd_caches]
 @pytest.mark.parametrize("make_caches", CACHES, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("make_rows", ROWS, ids=lambda make: make.__name__)
 def test_views(runner, queue, make_rows, make_caches, dtype, size):
-    """A5, A6, A7, A8: rows and caches of every layout, their whole memories compared."""
+    """Rows and caches of every layout, their whole memories compared.
+
+    vllm-xpu-kernels #429, vllm-xpu-kernels #258, numba-dpex #572, dpnp #1649.
+    """
     rng = np.random.default_rng(5)
     wrap = arrays.as_dpnp if dtype == "float32" else None
     check_write(queue, *make_rows(rng, dtype, size), *make_caches(dtype, size), SLOTS, wrap=wrap)
@@ -191,7 +194,10 @@ def test_any_alignment(whole_rows, queue, offset, dtype):
 )
 @pytest.mark.parametrize("transposed", [False, True], ids=["C", "T"])
 def test_dlpack_views_keep_their_memory(queue, transposed, step, dtype):
-    """A33: both orders, steps, reversals and offsets through DLPack: same pointer, same contents."""
+    """Both orders, steps, reversals and offsets through DLPack: same pointer, same contents.
+
+    dpctl #1071.
+    """
     base = np.arange(2 * 6 * 7).reshape(2, 6, 7).astype(dtype)
     host = base[step].T if transposed else base[step]
     view = Twins(queue).view(host)
@@ -203,7 +209,7 @@ def test_dlpack_views_keep_their_memory(queue, transposed, step, dtype):
 
 
 def test_a_cache_view_through_dlpack_is_written_in_place(queue):
-    """A33: the view that came through DLPack is the cache, not a copy of it."""
+    """dpctl #1071: the view that came through DLPack is the cache, not a copy of it."""
     rng = np.random.default_rng(3)
     tensor = arrays.tensor_module()
     base = sentinel((BLOCKS, 2, BLOCK_SIZE, HEADS, 8), "float32")
