@@ -112,6 +112,7 @@ def test_a_kernel_of_a_script_or_a_cell(monkeypatch):
         ("exit 3", "exit status 3"),
         ("echo no module", "exit status 0"),
         ("echo first >&2; echo last >&2; exit 1", "last"),
+        (f"cat '{store.PACKAGED}/scatter_gpu-int64.spv'; exit 4", "exit status 4"),
     ],
 )
 def test_a_compiler_that_fails(tmp_path, script, said):
