@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any, Callable, NamedTuple, get_type_hints
+from typing import Annotated, Any, Callable, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 Array = Annotated[Any, "read"]
 """A dpnp array, usm_ndarray or torch.Tensor that is read."""
@@ -38,6 +38,12 @@ def parameters_of(function: Callable) -> tuple[Parameter, ...]:
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
         optional = parameter.default is not inspect.Parameter.empty
-        (kind,) = getattr(hints[name], "__metadata__", (str(getattr(hints[name], "__name__", "")),))
+        hint = _without_none(hints[name])
+        (kind,) = getattr(hint, "__metadata__", (str(getattr(hint, "__name__", "")),))
         found.append(Parameter(name, kind, optional, parameter.default if optional else None))
     return tuple(found)
+
+
+def _without_none(hint: Any) -> Any:
+    """Before 3.11, Python adds None to the hint of a parameter whose default is None."""
+    return get_args(hint)[0] if get_origin(hint) is Union else hint
