@@ -152,10 +152,6 @@ def _whole_rows(
     )
 
 
-def _within_float32(device: Any, value_type: str | None = None, head_size: int | None = None) -> bool:
-    return within_items(device, value_type) and value_type == "float32"
-
-
 def _as_one_block(operand: Operand) -> Operand:
     return operand._replace(shape=(1, *operand.shape), strides=(0, *operand.strides))
 
@@ -194,7 +190,7 @@ def _strided(
 PER_ITEM = {dequantize_cpu: 4, dequantize_gpu_float32: 8, dequantize_gpu: 16}
 VARIANTS = (
     Variant(dequantize_cpu, across_items, _whole_rows),
-    Variant(dequantize_gpu_float32, _within_float32, _whole_rows),
+    Variant(dequantize_gpu_float32, within_items, _whole_rows),
     Variant(dequantize_gpu, within_items, _whole_rows),
     Variant(dequantize_strided, anywhere, _strided),
 )

@@ -53,8 +53,7 @@ def choose(
         special = [each for each in special if each.suits(device, value_type, head_size)]
     else:
         special = [each for each in special if each.kernel.__name__ == wanted]
-        special = [each for each in special if _takes(each.kernel, value_type)]
-    for variant in (*special, last):
+    for variant in (*(each for each in special if _takes(each.kernel, value_type)), last):
         found = variant.plan(variant.kernel, *operands)
         if found is not None:
             return found
