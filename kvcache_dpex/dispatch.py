@@ -2,8 +2,8 @@
 
 Importing this registers every operation under ``torch.ops.kvcache_dpex``. Every call on tensors goes
 through the dispatcher, so autograd, tracers, transforms, modes and the profiler treat it as they treat
-torch's own operations. One with results is registered twice: ``name`` returns new tensors, ``name_out`` writes
-`out` and others that are given. A result that a call does not ask for is an empty tensor.
+torch's own operations. One with results is registered twice: ``name`` returns new tensors, ``name_out``
+writes `out` and others that are given. A result that a call does not ask for is an empty tensor.
 """
 
 from __future__ import annotations
