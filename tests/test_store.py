@@ -277,4 +277,4 @@ def test_problems(compilations, monkeypatch, tmp_path):
     assert problem.startswith("KVCACHE_DPEX_COMPILER must name a Python that has numba-dpex, got ")
     monkeypatch.setattr(store, "catalogue", list)
     (problem,) = store.problems()
-    assert problem == f"no kernel in {store._KERNELS}: reinstall kvcache_dpex"
+    assert problem == f"no kernel in {store._KERNELS}: {store.REINSTALL}"

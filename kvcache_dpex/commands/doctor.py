@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..runtime.compile import cache, compiler, elsewhere, store
+from ..runtime.compile import cache, compiler, store
 from ..runtime.environment import compatibility, devices, gpu, libraries
 from . import arguments, check, output
 
@@ -24,7 +24,6 @@ PACKAGES = (
     "dpcpp-cpp-rt",
     "intel-opencl-rt",
 )
-REINSTALL = "pip install --force-reinstall --no-deps kvcache_dpex"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,35 +127,15 @@ def _look_for_gpu(report: dict[str, Any], found: list[Any]) -> None:
 def _look_for_kernels(report: dict[str, Any]) -> None:
     try:
         signatures = [store.signature(function, **choice) for function, choice in store.catalogue()]
-        packaged = sum(store.packaged(wanted) is not None for wanted in signatures)
         report["kernels"] = {
             "total": len(signatures),
-            "packaged": packaged,
+            "packaged": sum(store.packaged(wanted) is not None for wanted in signatures),
             "cache": str(store.cache_folder()),
         }
+        report["problems"] += store.problems()
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        report["problems"].append(f"the kernels cannot be read ({error}): {REINSTALL}")
-        return
+        report["problems"].append(f"the kernels cannot be read ({error}): {store.REINSTALL}")
     report["notes"] += cache.problems()
-    rest = len(signatures) - packaged
-    if not signatures:
-        report["problems"].append(
-            f"the package has no kernels, for their Python files are missing: {REINSTALL}"
-        )
-    elif rest and not _can_compile(report):
-        report["problems"].append(
-            f"{rest} kernels are not packaged with this source and need a compiler: pip install "
-            f"'kvcache_dpex[jit]' (Python 3.9 to 3.11), or {REINSTALL}"
-        )
-
-
-def _can_compile(report: dict[str, Any]) -> bool:
-    """Whether this Python compiles kernels, or another one does."""
-    try:
-        return bool(report["compiler"] or elsewhere.named() or elsewhere.installed())
-    except ImportError as error:  # the variable names no program
-        report["problems"].append(str(error))
-        return False
 
 
 def _failed_write() -> list[str]:

@@ -33,6 +33,7 @@ _PACKAGE = Path(__file__).parents[2]
 _KERNELS = _PACKAGE / "kernels"
 PACKAGED = _PACKAGE / "spirv"
 MANIFEST = "manifest.json"
+REINSTALL = "pip install --force-reinstall --no-deps kvcache_dpex"
 _NO_SOURCE = "kvcache_dpex is here without its source: reinstall it with its .py files"
 _loading = threading.RLock()
 _loaded: dict[tuple, Module] = edits.cache()
@@ -189,10 +190,7 @@ def packaged(wanted: Signature) -> Module | None:
 
 
 def _damaged(file: str, reason: object) -> RuntimeError:
-    return RuntimeError(
-        f"{file} of the package is damaged ({reason}); "
-        "reinstall: pip install --force-reinstall --no-deps kvcache_dpex"
-    )
+    return RuntimeError(f"{file} of the package is damaged ({reason}); reinstall: {REINSTALL}")
 
 
 @functools.cache
@@ -256,23 +254,21 @@ def build_package(progress: Callable = iter) -> list[Module]:
 
 
 def problems() -> list[str]:
-    """What keeps kernels from being found, compiled or cached, with the remedy; empty where all is well."""
+    """What keeps kernels from being found or compiled, with the remedy; empty where all is well."""
     kernels = catalogue()
     if not kernels:
-        return [f"no kernel in {_KERNELS}: reinstall kvcache_dpex"]
-    found = cache.problems()
+        return [f"no kernel in {_KERNELS}: {REINSTALL}"]
     try:
         missing = [each.name for each in itertools.starmap(_signature_of, kernels) if packaged(each) is None]
         can_compile = compiler.available() or elsewhere.named() or elsewhere.installed()
     except (ImportError, RuntimeError) as error:
-        return [*found, str(error)]
-    if missing:
-        count = f"{len(missing)} of {len(kernels)} kernels are not packaged with this source"
-        if not all(edits.text(function) for function, _ in kernels):
-            found.append(f"{count} and cannot be compiled, since {_NO_SOURCE}")
-        elif not can_compile:
-            found.append(f"{count}, and compiling them needs numba-dpex: {elsewhere.REMEDY}")
-    return found
+        return [str(error)]
+    count = f"{len(missing)} of {len(kernels)} kernels are not packaged with this source"
+    if missing and not all(edits.text(function) for function, _ in kernels):
+        return [f"{count} and cannot be compiled, since {_NO_SOURCE}"]
+    if missing and not can_compile:
+        return [f"{count}, and compiling them needs numba-dpex: {elsewhere.REMEDY}"]
+    return []
 
 
 def _signature_of(function: Callable, types: dict[str, str]) -> Signature:
