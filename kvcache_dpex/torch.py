@@ -262,9 +262,11 @@ def reshape_and_cache_flash(
         As for `reshape_and_cache`.
     kv_cache_dtype
         ``"auto"``, ``"float"``, ``"half"``, ``"float16"`` or ``"bfloat16"`` copies; the cache must then have
-        that dtype, and the scales are not looked at. ``"int8_per_token_head"`` quantizes.
+        that dtype, and the scales are not looked at. ``"int8_per_token_head"`` and ``"fp8_per_token_head"``
+        quantize.
     k_scale, v_scale
-        For int8, the caches of scales, ``[num_blocks, block_size, num_kv_heads]`` float32, changed in place.
+        For these two, the caches of scales, ``[num_blocks, block_size, num_kv_heads]`` float32, changed in
+        place.
 
     Raises
     ------
@@ -280,8 +282,9 @@ def reshape_and_cache_flash(
     >>> key_cache[1, 1].sum()
     tensor(1024., dtype=torch.bfloat16)
     """
-    if kv_cache_dtype == "int8_per_token_head":
-        reshape_and_cache_quant(key, value, key_cache, value_cache, k_scale, v_scale, slot_mapping)
+    if kv_cache_dtype in formats.QUANTIZED:
+        caches = key_cache, value_cache, k_scale, v_scale
+        reshape_and_cache_quant(key, value, *caches, slot_mapping, format=kv_cache_dtype)
     elif kv_cache_dtype in _PLAIN:
         wanted = _PLAIN[kv_cache_dtype]
         if wanted is not None and key_cache.dtype != wanted:
@@ -291,7 +294,7 @@ def reshape_and_cache_flash(
             )
         reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
     else:
-        known = ", ".join(map(repr, (*_PLAIN, "int8_per_token_head")))
+        known = ", ".join(map(repr, (*_PLAIN, *formats.QUANTIZED)))
         raise ValueError(f"`kv_cache_dtype` must be one of {known}, got {kv_cache_dtype!r}")
 
 

@@ -279,7 +279,7 @@ def test_dequantize_refuses_another_dtype_than_that_of_out():
 def test_flash_knows_two_kinds_of_cache():
     scale = torch.ones(1)
     with pytest.raises(
-        ValueError, match=r"`kv_cache_dtype` must be one of 'auto', .*, 'int8_per_token_head', got 'fp8'"
+        ValueError, match=r"`kv_cache_dtype` must be one of 'auto', .*, 'fp8_per_token_head', got 'fp8'"
     ):
         kv.reshape_and_cache_flash(*arguments().values(), "fp8", scale, scale)
 

@@ -75,6 +75,19 @@ def test_vllm_argument_order():
     )
 
 
+def test_vllms_name_of_the_fp8_format():
+    key, value, *_ = quant_case("bfloat16")
+    found, wanted = (
+        kv.empty_quant_cache(5, 4, 2, 16, format="fp8_per_token_head", device="cpu") for _ in range(2)
+    )
+    kq, vq, ks, vs = found
+    kv.reshape_and_cache_flash(key, value, kq, vq, SLOTS, "fp8_per_token_head", ks, vs)
+    kv.reshape_and_cache_quant(key, value, *wanted, SLOTS)
+    assert ks.any()
+    for ours, theirs in zip(found, wanted):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("blocks", [None, [[3, -1], [0, 9]]], ids=["all blocks", "some blocks"])
 def test_dequantize(name, blocks):
