@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "runtime/__init__.py": (),
     "runtime/environment": ("runtime/environment",),
     "runtime/compile": ("runtime/compile", "runtime/environment"),
-    "runtime/compile/store.py": ("runtime/compile", "kernels"),
+    "runtime/compile/package.py": ("runtime/compile", "kernels"),
     "runtime/compile/lowering.py": ("runtime/compile", "kernels"),
     "runtime/compile/lowering_views.py": ("runtime/compile", "kernels"),
     "runtime/compile/simulate.py": ("runtime/compile", "kernels"),
