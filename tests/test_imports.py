@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
     "torch.py": ("dispatch", "ops", "runtime", "layout", "formats"),
+    "distributed.py": ("torch",),
     "commands": ("", "commands", "ops", "runtime", "layout", "formats", "reference"),
     "__main__.py": ("", "commands"),
     "__init__.py": ("blocks", "ops", "runtime"),
@@ -50,6 +51,7 @@ ONLY_IN = {
     ),
     "torch": (
         "torch.py",
+        "distributed.py",
         "dispatch.py",
         "runtime/launch/exchange.py",
         "runtime/launch/tensors.py",
