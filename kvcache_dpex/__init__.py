@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from .ops.allocate import empty_cache as empty_cache
     from .ops.allocate import empty_quant_cache as empty_quant_cache
     from .ops.attention import paged_attention as paged_attention
+    from .ops.blocks import copy_blocks as copy_blocks
+    from .ops.blocks import gather_blocks as gather_blocks
+    from .ops.blocks import swap_blocks as swap_blocks
+    from .ops.blocks import zero_blocks as zero_blocks
     from .ops.dequantize import dequant_cache as dequant_cache
     from .ops.merge import merge_attention_states as merge_attention_states
+    from .ops.moves import move_blocks as move_blocks
     from .ops.quantize import reshape_and_cache_quant as reshape_and_cache_quant
     from .ops.write import reshape_and_cache as reshape_and_cache
 
@@ -27,13 +32,18 @@ __version__ = "0.1.0"
 _HOMES = {
     "BlockPool": ".blocks.pool",
     "OutOfBlocks": ".blocks.inventory",
+    "copy_blocks": ".ops.blocks",
     "dequant_cache": ".ops.dequantize",
     "empty_cache": ".ops.allocate",
     "empty_quant_cache": ".ops.allocate",
+    "gather_blocks": ".ops.blocks",
     "merge_attention_states": ".ops.merge",
+    "move_blocks": ".ops.moves",
     "paged_attention": ".ops.attention",
     "reshape_and_cache": ".ops.write",
     "reshape_and_cache_quant": ".ops.quantize",
+    "swap_blocks": ".ops.blocks",
+    "zero_blocks": ".ops.blocks",
 }
 __all__ = list(_HOMES)
 _MODULES = ("layout", "reference", "torch")

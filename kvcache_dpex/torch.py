@@ -24,22 +24,28 @@ from torch import Tensor
 
 from . import dispatch, formats
 from .layout import cache_shapes
-from .ops import attention, dequantize, merge, quantize, write
+from .ops import attention, dequantize, merge, moves, quantize, write
 from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
 from .runtime.launch.tensors import dtype_of
+from .torch_blocks import copy_blocks, gather_blocks, swap_blocks, zero_blocks
 
 __all__ = [
+    "copy_blocks",
     "dequant_cache",
     "empty_cache",
     "empty_quant_cache",
     "from_torch",
+    "gather_blocks",
     "merge_attention_states",
+    "move_blocks",
     "paged_attention",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "reshape_and_cache_quant",
+    "swap_blocks",
     "to_torch",
+    "zero_blocks",
 ]
 
 
@@ -230,6 +236,17 @@ merge_attention_states = _on_tensors(
 >>> merged, _ = merge_attention_states(out, lse, 3 * out, lse)
 >>> merged[0, 0, 0]
 tensor(2.)
+""",
+)
+
+move_blocks = _on_tensors(
+    moves.move_blocks,
+    """\
+>>> key_cache, _ = empty_cache(4, 16, 8, 128, device="cpu")
+>>> rows = torch.ones(2, 16, 8, 128)
+>>> move_blocks(torch.tensor([1, 0]), key_cache, torch.tensor([3, 7]), source_0=rows)
+>>> key_cache.sum((1, 2, 3))
+tensor([    0.,     0.,     0., 16384.])
 """,
 )
 

@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "ops": ("ops", "runtime", "layout", "formats", "kernels"),
     "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
-    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats"),
+    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats", "torch_blocks"),
+    "torch_blocks.py": ("dispatch", "ops"),
     "distributed.py": ("torch",),
     "commands": ("", "commands", "ops", "runtime", "layout", "formats", "reference"),
     "__main__.py": ("", "commands"),
@@ -51,6 +52,7 @@ ONLY_IN = {
     ),
     "torch": (
         "torch.py",
+        "torch_blocks.py",
         "distributed.py",
         "dispatch.py",
         "runtime/launch/exchange.py",

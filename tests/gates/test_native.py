@@ -22,10 +22,13 @@ INSTRUCTIONS = {
     "dequantize_cpu": 740,
     "paged_attention_strided": 2000,
     "merge_states": 1100,
+    "move_blocks_gpu": 5000,
+    "move_blocks_strided": 9000,
 }
 # Fast paths: least bytes a lane in each load of data (not of the slot) and in each store.
 WIDTHS = {
     "scatter_gpu": (16, 16),
+    "move_blocks_gpu": (16, 16),
     "quantize_gpu-float32": (16, 4),
     "quantize_gpu-float16": (16, 4),
     "quantize_gpu-bfloat16": (16, 4),

@@ -46,6 +46,11 @@ def states():
     return torch.randn(3, 4, 16), torch.randn(3, 4)
 
 
+def moved_blocks():
+    ids = torch.tensor([1, -1, 0])
+    return ids, torch.zeros(3, 4, 2), ids.flip(0), torch.zeros(3, 4, 2)
+
+
 STARTS = {"query_start_loc": torch.tensor([0, 2, 3], dtype=torch.int32), "sliding_window": 4, "soft_cap": 3.0}
 OPERATIONS = {
     "reshape_and_cache": lambda: (*contiguous_case(torch.bfloat16), SLOTS),
@@ -55,12 +60,18 @@ OPERATIONS = {
     "dequant_cache_out": lambda: written_codes(),
     "paged_attention": lambda: attention_case(),
     "paged_attention_out": lambda: attention_case(),
+    "move_blocks": lambda: moved_blocks(),
     "merge_attention_states": lambda: (*states(), *states()),
     "merge_attention_states_out": lambda: (*states(), *states()),
 }
 
 
 OPTIONS = {
+    "move_blocks": lambda: {
+        "source_0": torch.randn(2, 4, 2),
+        "source_1": torch.randn(8, 2),
+        "num_sources": 2,
+    },
     "dequant_cache": lambda: {"dtype": torch.bfloat16, "blocks": torch.tensor([[3, -1], [0, 4]])},
     "dequant_cache_out": lambda: {"out": sentinel((5, 4, 2, 16), torch.float16)},
     "paged_attention": lambda: {**STARTS, "return_lse": True},

@@ -39,8 +39,14 @@ def states():
     return [torch.randn(3, 2, 8), torch.randn(3, 2), torch.randn(3, 2, 8), torch.randn(3, 2)]
 
 
+def moved_blocks():
+    ids = torch.tensor([1, -1, 0])
+    return [ids, torch.zeros(3, 4), ids.flip(0), *torch.zeros(7, 3, 4), *torch.randn(8, 2, 4)]
+
+
 CALLS = {
     "merge_attention_states": states,
+    "move_blocks": moved_blocks,
     "paged_attention": attention_case,
     "reshape_and_cache": write_case,
     "reshape_and_cache_quant": quant_case,

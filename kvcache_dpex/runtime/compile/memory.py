@@ -70,6 +70,11 @@ class View:
         for place, each in zip(places, _exactly(len(places), value) if many else (value,)):
             self._store(place, each)
 
+    def store_zero(self, index: tuple) -> None:
+        zero = np.float32(0) if self.element == "bfloat16" else 0
+        for place in self._places(index):
+            self._store(place, zero if self.width == 1 else (zero,) * self.width)
+
     def row_from(self, index: tuple) -> View:
         (place,) = self._places(index)
         parameter = parameters.Parameter("view", self.element, self.width, self._axes[-1:], self.contiguous)
