@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "dispatch.py": ("ops", "runtime", "layout"),
     "torch.py": ("dispatch", "ops", "runtime", "layout", "formats"),
     "distributed.py": ("torch",),
+    "vllm": ("torch", "formats"),
     "commands": ("", "commands", "ops", "runtime", "layout", "formats", "reference"),
     "__main__.py": ("", "commands"),
     "__init__.py": ("blocks", "ops", "runtime"),
@@ -52,11 +53,13 @@ ONLY_IN = {
     "torch": (
         "torch.py",
         "distributed.py",
+        "vllm/backend.py",
         "dispatch.py",
         "runtime/launch/exchange.py",
         "runtime/launch/tensors.py",
         "runtime/launch/xpu.py",
     ),
+    "vllm": ("vllm/__init__.py", "vllm/backend.py"),
     "dpnp": ("runtime/launch/arrays.py", "runtime/launch/exchange.py", "commands/check.py"),
 }
 
