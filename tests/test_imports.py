@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "torch.py": ("dispatch", "ops", "runtime", "layout", "formats", "torch_blocks"),
     "torch_blocks.py": ("dispatch", "ops"),
     "distributed.py": ("torch",),
+    "vllm": ("torch", "formats"),
     "commands": ("", "commands", "ops", "runtime", "layout", "formats", "reference"),
     "__main__.py": ("", "commands"),
     "__init__.py": ("blocks", "ops", "runtime"),
@@ -54,11 +55,13 @@ ONLY_IN = {
         "torch.py",
         "torch_blocks.py",
         "distributed.py",
+        "vllm/backend.py",
         "dispatch.py",
         "runtime/launch/exchange.py",
         "runtime/launch/tensors.py",
         "runtime/launch/xpu.py",
     ),
+    "vllm": ("vllm/__init__.py", "vllm/backend.py"),
     "dpnp": ("runtime/launch/arrays.py", "runtime/launch/exchange.py", "commands/check.py"),
 }
 
