@@ -197,6 +197,8 @@ def test_pools_that_are_refused(queue):
     ):
         with pytest.raises(ValueError, match=message):
             kv.copy_blocks(pool, [(0, 1)])
+    wide = to_device(np.zeros((6, 4, 1), "c8"), queue)
+    kv.copy_blocks([wide], [(0, 1)])
     with pytest.raises(TypeError, match=r"`caches\[1\]` must be a dpnp array"):
         kv.copy_blocks([kq, np.zeros(3)], [(0, 1)])
 

@@ -52,6 +52,7 @@ the dpctl that shares torch's SYCL runtime; the error that names a mismatch name
 ## Functions
 
 `empty_cache`, `empty_quant_cache`, `reshape_and_cache`, `reshape_and_cache_quant`, `dequant_cache`,
+`paged_attention`, `copy_blocks`, `swap_blocks`, `gather_blocks`, `slot_mapping`, `rotary_and_cache`,
 `reshape_and_cache_flash` (vLLM's argument order), and `to_torch` and `from_torch` (dpnp arrays and tensors in
 one memory). Caches are `[num_blocks, block_size, num_kv_heads, head_size]`, scales
 `[num_blocks * block_size, num_kv_heads]`. Slot `s` is offset `s % block_size` of block `s // block_size`; a

@@ -159,8 +159,8 @@ def rotary_and_cache(
     >>> quarter_turns = dpnp.asarray([[1, 0], [0, 1]], dtype="float32")
     >>> position, slot = dpnp.asarray([1]), dpnp.asarray([17])
     >>> kv.rotary_and_cache(position, query, key, value, quarter_turns, key_cache, value_cache, slot)
-    >>> query.tolist(), key_cache[1, 1].tolist(), value_cache[1, 1].tolist()
-    ([[[-4.0, 3.0]]], [[-4.0, 3.0]], [[3.0, 4.0]])
+    >>> [dpnp.asnumpy(each).tolist() for each in (query, key_cache[1, 1], value_cache[1, 1])]
+    [[[[-4.0, 3.0]]], [[-4.0, 3.0]], [[3.0, 4.0]]]
     """
     given = positions, query, key, value, cos_sin_cache, key_cache, value_cache, slot_mapping
     perform(rotary_and_cache, given, (interleaved, dtype))

@@ -190,7 +190,7 @@ def slot_mapping(
     >>> table = dpnp.asarray([[7, 2], [5, -1]])
     >>> positions = dpnp.asarray([15, 16, 3, 16, -1])
     >>> starts = dpnp.asarray([0, 2, 5])
-    >>> kv.slot_mapping(table, positions, 16, query_start_loc=starts).tolist()
+    >>> dpnp.asnumpy(kv.slot_mapping(table, positions, 16, query_start_loc=starts)).tolist()
     [127, 32, 83, -1, -1]
     """
     given = block_table, positions, batch_indices, query_start_loc, seq_lens, kv_indptr, out
@@ -267,7 +267,7 @@ def get_batch_indices_positions(
     >>> import dpnp
     >>> starts, lens = dpnp.asarray([0, 1, 3]), dpnp.asarray([5, 2])
     >>> indices, positions = kv.get_batch_indices_positions(starts, lens, 4)
-    >>> indices.tolist(), positions.tolist()
+    >>> dpnp.asnumpy(indices).tolist(), dpnp.asnumpy(positions).tolist()
     ([0, 1, 1, -1], [4, 0, 1, -1])
     """
     given = append_indptr, seq_lens, out, positions
