@@ -29,6 +29,7 @@ from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
 from .runtime.launch.tensors import dtype_of
 from .torch_blocks import copy_blocks, gather_blocks, swap_blocks, zero_blocks
+from .torch_flash import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 __all__ = [
     "append_paged_kv_cache",
@@ -37,6 +38,9 @@ __all__ = [
     "dequant_cache",
     "empty_cache",
     "empty_quant_cache",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "from_torch",
     "gather_blocks",
     "get_batch_indices_positions",

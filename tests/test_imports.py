@@ -28,8 +28,9 @@ MAY_IMPORT = {
     "ops": ("ops", "runtime", "layout", "formats", "kernels"),
     "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
-    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats", "torch_blocks"),
+    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats", "torch_blocks", "torch_flash"),
     "torch_blocks.py": ("dispatch", "ops"),
+    "torch_flash.py": ("dispatch",),
     "distributed.py": ("torch",),
     "vllm": ("torch", "formats"),
     "commands": ("", "commands", "ops", "runtime", "layout", "formats", "reference"),
@@ -54,6 +55,7 @@ ONLY_IN = {
     "torch": (
         "torch.py",
         "torch_blocks.py",
+        "torch_flash.py",
         "distributed.py",
         "vllm/backend.py",
         "dispatch.py",
