@@ -19,7 +19,16 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .ops import attention, dequantize, merge, moves, quantize, write  # noqa: F401  (each declares its operation)
+from .ops import (  # noqa: F401  (each declares its operations)
+    attention,
+    dequantize,
+    merge,
+    moves,
+    quantize,
+    rotary,
+    slots,
+    write,
+)
 from .ops.declaration import Parameter
 from .ops.operation import OPERATIONS, Operation
 from .runtime.launch.arrays import Operand

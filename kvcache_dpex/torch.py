@@ -24,25 +24,34 @@ from torch import Tensor
 
 from . import dispatch, formats
 from .layout import cache_shapes
-from .ops import attention, dequantize, merge, moves, quantize, write
+from .ops import attention, dequantize, merge, moves, quantize, rotary, slots, spellings, write
 from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
 from .runtime.launch.tensors import dtype_of
 from .torch_blocks import copy_blocks, gather_blocks, swap_blocks, zero_blocks
+from .torch_flash import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 __all__ = [
+    "append_paged_kv_cache",
+    "concat_and_cache_mla",
     "copy_blocks",
     "dequant_cache",
     "empty_cache",
     "empty_quant_cache",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "from_torch",
     "gather_blocks",
+    "get_batch_indices_positions",
     "merge_attention_states",
     "move_blocks",
     "paged_attention",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "reshape_and_cache_quant",
+    "rotary_and_cache",
+    "slot_mapping",
     "swap_blocks",
     "to_torch",
     "zero_blocks",
@@ -250,6 +259,34 @@ tensor([    0.,     0.,     0., 16384.])
 """,
 )
 
+slot_mapping = _on_tensors(
+    slots.slot_mapping,
+    """\
+>>> table, positions = torch.tensor([[7, 2], [5, -1]]), torch.tensor([15, 16, 3, 16, -1])
+>>> slot_mapping(table, positions, 16, query_start_loc=torch.tensor([0, 2, 5]))
+tensor([127,  32,  83,  -1,  -1])
+""",
+)
+get_batch_indices_positions = _on_tensors(
+    slots.get_batch_indices_positions,
+    """\
+>>> get_batch_indices_positions(torch.tensor([0, 1, 3]), torch.tensor([5, 2]), 4)
+(tensor([ 0,  1,  1, -1]), tensor([ 4,  0,  1, -1]))
+""",
+)
+rotary_and_cache = _on_tensors(
+    rotary.rotary_and_cache,
+    """\
+>>> key_cache, value_cache = empty_cache(4, 16, 1, 2, device="cpu")
+>>> query, key, value = (torch.tensor([[[3.0, 4.0]]]) for _ in range(3))
+>>> quarter_turns = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+>>> position, slot = torch.tensor([1]), torch.tensor([17])
+>>> rotary_and_cache(position, query, key, value, quarter_turns, key_cache, value_cache, slot)
+>>> query, key_cache[1, 1]
+(tensor([[[-4.,  3.]]]), tensor([[-4.,  3.]]))
+""",
+)
+
 # vLLM's names of dtypes, whose caches hold the values as they are.
 _PLAIN = {
     "auto": None,
@@ -320,6 +357,37 @@ dispatch.register_composite(
     "Tensor slot_mapping, str kv_cache_dtype, Tensor(c!) k_scale, Tensor(d!) v_scale) -> ()",
     reshape_and_cache_flash,
 )
+
+
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Any,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor | None = None,
+    kv_layout: str = "NHD",
+) -> None:
+    """As `kvcache_dpex.append_paged_kv_cache`, on tensors."""
+    rows, places = (append_key, append_value), (batch_indices, positions, kv_indices, kv_indptr)
+    spellings.append(slot_mapping, reshape_and_cache, rows, places, paged_kv_cache, kv_layout)
+
+
+def concat_and_cache_mla(
+    kv_c: Tensor,
+    k_pe: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    scales: Tensor | None = None,
+    dtype: Any = None,
+    format: str | None = None,
+) -> None:
+    """As `kvcache_dpex.concat_and_cache_mla`, on tensors."""
+    write, quantize = reshape_and_cache, reshape_and_cache_quant
+    spellings.concat(write, quantize, kv_c, k_pe, kv_cache, slot_mapping, scales, dtype, format)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:

@@ -15,7 +15,7 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 MAY_IMPORT = {
     "layout.py": (),
     "kernels": ("kernels",),
-    "reference.py": ("layout",),
+    "reference": ("reference", "layout"),
     "runtime/__init__.py": (),
     "runtime/environment": ("runtime/environment",),
     "runtime/compile": ("runtime/compile", "runtime/environment"),
@@ -28,8 +28,9 @@ MAY_IMPORT = {
     "ops": ("ops", "runtime", "layout", "formats", "kernels"),
     "blocks": ("blocks", "ops", "layout"),
     "dispatch.py": ("ops", "runtime", "layout"),
-    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats", "torch_blocks"),
+    "torch.py": ("dispatch", "ops", "runtime", "layout", "formats", "torch_blocks", "torch_flash"),
     "torch_blocks.py": ("dispatch", "ops"),
+    "torch_flash.py": ("dispatch",),
     "distributed.py": ("torch",),
     "vllm": ("torch", "formats"),
     "transformers": ("transformers", "torch", "formats", "blocks"),
@@ -55,6 +56,7 @@ ONLY_IN = {
     "torch": (
         "torch.py",
         "torch_blocks.py",
+        "torch_flash.py",
         "distributed.py",
         "vllm/backend.py",
         "transformers/attention.py",

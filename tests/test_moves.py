@@ -148,6 +148,15 @@ def test_launches_are_shared(queue, rng):
         assert len(launched) == 8 + 16
 
 
+@pytest.mark.parametrize("size", [16, 3])
+def test_every_array_of_a_launch(runner, queue, rng, size):
+    """More arrays than one launch takes, each with bits of its own."""
+    host, twins = [random_bits(rng, (4, 2, 1, size), "u2") for _ in range(9)], Twins(queue)
+    kv.copy_blocks([twins.view(array) for array in host], [(0, 2), (1, 3)])
+    reference.copy_blocks(host, [(0, 2), (1, 3)])
+    twins.assert_equal()
+
+
 def test_steps_end_where_a_copy_depends_on_an_earlier_one():
     assert list(steps_of([(0, 1), (0, 2), (3, 4)])) == [([0, 0, 3], [1, 2, 4])]
     assert list(steps_of([(0, 1), (2, 0)])) == [([0], [1]), ([2], [0])]
@@ -197,6 +206,8 @@ def test_pools_that_are_refused(queue):
     ):
         with pytest.raises(ValueError, match=message):
             kv.copy_blocks(pool, [(0, 1)])
+    wide = to_device(np.zeros((6, 4, 1), "c8"), queue)
+    kv.copy_blocks([wide], [(0, 1)])
     with pytest.raises(TypeError, match=r"`caches\[1\]` must be a dpnp array"):
         kv.copy_blocks([kq, np.zeros(3)], [(0, 1)])
 

@@ -41,6 +41,8 @@ def _check(
         validate.of_shape("target_ids", target_ids, tuple(source_ids.shape), "that of `source_ids`")
     given = {name: each for name, each in arrays.items() if each is not None}
     first = given["target_0"]
+    if first.itemsize not in (1, 2, 4, 8):
+        raise TypeError(f"`target_0` must have a dtype of 1, 2, 4 or 8 bytes, got {first.dtype_name}")
     found = _as_blocks(source_ids, target_ids, num_sources, num_targets, given)
     for name, operand in given.items():
         if operand.dtype != first.dtype:

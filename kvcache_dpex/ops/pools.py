@@ -75,6 +75,8 @@ def _known(names: tuple[str, ...], read: tuple[tuple[int, tuple], ...]) -> Known
     num_blocks = _num_blocks(operands)
     for name, operand in operands.items():
         validate.distinct(name, operand)
+        if operand.itemsize not in (1, 2, 4, 8):
+            raise TypeError(f"`{name}` must have a dtype of 1, 2, 4 or 8 bytes, got {operand.dtype_name}")
     Guard(names, ["written"] * len(names), list(operands.values()), ()).require_disjoint(addresses)
     operands = {name: blocks_of(name, operand, num_blocks) for name, operand in operands.items()}
     alike: dict[tuple, list[str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +64,9 @@ class Case(NamedTuple):
                     after.arguments[name][...] = reference.from_float32(result.astype("f4"), kind)
             else:
                 result = function(**given)
-                if result is not None:
+                if isinstance(result, tuple):
+                    after.arguments["out"][...], after.arguments["positions"][...] = result
+                elif result is not None:
                     after.arguments["out"][...] = result
         return after
 
@@ -298,6 +301,51 @@ def move_case(
     return Case(f"move-{dtype}-{block}-{'x'.join(map(str, shape))}", "move_blocks", arguments, {})
 
 
+def slots_case(table: str, position: str, slot: str) -> Case:
+    """A call of `slot_mapping` with most options, on padding and places that do not exist."""
+    large = np.iinfo(position).max
+    arguments = {
+        "block_table": np.array([5, 2, -1, 7, 2**30, 1], table),
+        "positions": np.array([0, 9, 3, -1, large, 2, 40, 7, 30, 5, 6], position),
+        "batch_indices": np.array([0, 0, 1, 1, 0, -1, 2, 3, 2, 2**30, 1], table),
+        "seq_lens": np.array([10, 7, 41], table),
+        "kv_indptr": np.array([0, 3, 4, 6], table),
+        "out": filled((11,), slot),
+    }
+    options = {"block_size": BLOCK_SIZE, "window": 6, "num_sinks": 2}
+    return Case(f"slots-{table}-{position}-{slot}", "slot_mapping", arguments, options)
+
+
+def places_case(index: str) -> Case:
+    """A call of `get_batch_indices_positions` with padding at the end."""
+    arguments = {
+        "append_indptr": np.array([0, 2, 2, 5], index),
+        "seq_lens": np.array([9, 0, 3], index),
+        "out": filled((7,), index),
+        "positions": filled((7,), index),
+    }
+    return Case(f"places-{index}", "get_batch_indices_positions", arguments, {"nnz": 7})
+
+
+def rotary_case(rng: np.random.Generator, value_type: str, index: str, interleaved: bool) -> Case:
+    """A call of `rotary_and_cache` on part of each head, with positions and slots that do not exist."""
+    fused = _normal(rng, (5, 5, 10), value_type)
+    angles = rng.uniform(0, 7, (6, 3))
+    slots = np.array([3, -1, 11, 12], index)
+    arguments = {
+        "positions": np.array([5, 0, 6, 2, -1], index),
+        "query": fused[:, :3],
+        "key": fused[:, 3:],
+        "value": _normal(rng, (5, 2, 7), value_type),
+        "cos_sin_cache": np.concatenate([np.cos(angles), np.sin(angles)], 1).astype("f4"),
+        "key_cache": filled((3, BLOCK_SIZE, 2, 10), fused.dtype),
+        "value_cache": filled((3, BLOCK_SIZE, 2, 7), fused.dtype),
+        "slot_mapping": slots,
+    }
+    options = {"interleaved": interleaved, **_meaning(value_type)}
+    return Case(f"rotary-{value_type}-{index}-{interleaved}", "rotary_and_cache", arguments, options)
+
+
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], value_type: str) -> np.ndarray:
     return reference.from_float32(rng.standard_normal(shape).astype("f4"), value_type)
 
@@ -338,4 +386,7 @@ def all_cases() -> list[Case]:
         for code in (*VALUE_TYPES, *CODES):
             found += [attention_case(rng, value_type, code, sizes) for sizes in ((20, 12), (32, 16))]
         found.append(merge_case(rng, value_type))
+        found += [rotary_case(rng, value_type, slot, slot == "int32") for slot in SLOT_TYPES]
+    found += [slots_case(*types) for types in itertools.product(SLOT_TYPES, repeat=3)]
+    found += [places_case(index) for index in SLOT_TYPES]
     return found

@@ -164,6 +164,8 @@ def _(context, builder, kinds, view, index):
 def _(context, builder, kinds, view, value, index):
     pointer, places = _places(context, builder, kinds[0], view, kinds[-1], index)
     many = isinstance(kinds[-1][-1], types.BaseTuple)
+    if isinstance(kinds[1], types.Integer):
+        value = context.cast(builder, value, kinds[1], kinds[0].scalar)
     for place, each in zip(places, cgutils.unpack_tuple(builder, value) if many else [value]):
         _store_element(builder, kinds[0], pointer, place, each)
 

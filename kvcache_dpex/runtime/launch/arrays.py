@@ -36,6 +36,7 @@ __all__ = [
     "read",
     "read_output",
     "storage_dtype",
+    "swapped",
     "tensor_module",
     "to_numpy",
     "zeros",
@@ -152,6 +153,13 @@ def empty_like(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 def to_numpy(array: Any) -> np.ndarray:
     """A copy on the host, after all work that writes the array."""
     return package_of(array).to_numpy(array)
+
+
+def swapped(array: Any, first: int, second: int) -> Any:
+    """A view of an array with two axes exchanged."""
+    if hasattr(array, "swapaxes"):
+        return array.swapaxes(first, second)
+    return tensor_module().swapaxes(array, first, second)
 
 
 def of_host(array: Any, values: np.ndarray) -> Any:

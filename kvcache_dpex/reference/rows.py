@@ -1,8 +1,4 @@
-"""The oracle: every public operation again, on NumPy arrays, in loops that a reader believes at once.
-
-Same names, same argument order, same in-place semantics as the package's operations. Where slots
-repeat, the last row wins here; the device leaves the winner open.
-"""
+"""Rows: written, quantized, decoded and attended to."""
 
 from __future__ import annotations
 
@@ -228,57 +224,3 @@ def merge_attention_states(out_a, lse_a, out_b, lse_b, *, dtype=None):
         out += np.where(weight[..., None] == 0, 0, weight[..., None] * values)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(total[..., None] == 0, 0, out / total[..., None]), shift + np.log(total)
-
-
-def move_blocks(source_ids, target_0, target_ids=None, *, num_sources=None, num_targets=None, **others):
-    """Block ``target_ids[n]`` of each target becomes block ``source_ids[n]`` of its source, or zeros."""
-    arrays = {"target_0": target_0, **others}
-    target_ids = range(len(source_ids)) if target_ids is None else target_ids
-    for number in range(8):
-        if f"target_{number}" in arrays:
-            target = arrays[f"target_{number}"]
-            source = arrays.get(f"source_{number}", target[:0])
-            to_blocks, from_blocks = block_slices(target, num_targets), block_slices(source, num_sources)
-            for at, to in zip(source_ids, target_ids):
-                if 0 <= to < len(to_blocks):
-                    known = 0 <= at < len(from_blocks)
-                    target[to_blocks[to]] = source[from_blocks[at]] if known else 0
-
-
-def block_slices(array, num_blocks=None):
-    """What each block is of an array's first axis, which counts blocks or slots."""
-    num_blocks = len(array) if num_blocks is None else num_blocks
-    rows = len(array) // max(num_blocks, 1)
-    return [slice(block * rows, (block + 1) * rows) for block in range(num_blocks)]
-
-
-def copy_blocks(caches, pairs):
-    """Copy blocks (source, target) one after the other; scales ``[num_slots, num_kv_heads]`` go along."""
-    swap_blocks(caches, caches, pairs)
-
-
-def swap_blocks(sources, targets, pairs):
-    """Copy blocks (source, target) of one pool to another, one after the other."""
-    from_count, to_count = (next(len(each) for each in pool if each.ndim > 2) for pool in (sources, targets))
-    for source, target in zip(sources, targets):
-        from_blocks, to_blocks = block_slices(source, from_count), block_slices(target, to_count)
-        for at, to in pairs:
-            target[to_blocks[to]] = source[from_blocks[at]].copy()
-
-
-def zero_blocks(caches, block_ids):
-    """Fill blocks with zeros."""
-    num_blocks = next(len(each) for each in caches if each.ndim > 2)
-    for each in caches:
-        for block in block_ids:
-            each[block_slices(each, num_blocks)[block]] = 0
-
-
-def gather_blocks(cache, blocks):
-    """The listed blocks as one array; zeros where there is no such block."""
-    blocks = np.asarray(blocks)
-    out = np.zeros((*blocks.shape, *cache.shape[1:]), cache.dtype)
-    for n, block in np.ndenumerate(blocks):
-        if 0 <= block < len(cache):
-            out[n] = cache[block]
-    return out
