@@ -64,6 +64,13 @@ class Inventory:
     def num_free(self) -> int:
         return len(self.unused) + len(self.cached)
 
+    def grow(self, count: int) -> None:
+        """Add `count` unused blocks, which are handed out after those that are unused now."""
+        first = len(self.references)
+        self.references += [0] * count
+        self.hash_of += [None] * count
+        self.unused[:0] = range(first + count - 1, first - 1, -1)
+
     def take(self, count: int) -> list[int]:
         """Hand out `count` <= `num_free` blocks with one reference each; evicts where too few are unused."""
         split = max(0, len(self.unused) - count)

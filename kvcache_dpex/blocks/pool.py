@@ -247,6 +247,19 @@ class BlockPool(PoolReadings):
         shared, _ = self._match(state, max_prefix)
         return len(shared) * self.block_size
 
+    def grow(self, count: int) -> None:
+        """Add `count` blocks to the pool, once the cache's arrays have room for them.
+
+        Examples
+        --------
+        >>> pool = BlockPool(num_blocks=1, block_size=4)
+        >>> pool.grow(2)
+        >>> pool.allocate("a", 12), pool.block_table("a")
+        (0, [0, 1, 2])
+        """
+        self._blocks.grow(whole_number("count", count, least=0))
+        self.num_blocks += count
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, as after a change of the model's weights.
 
