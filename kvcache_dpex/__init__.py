@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # importing typing would double the time of this import
 if TYPE_CHECKING:
     from typing import Any
 
+    from .blocks.cache import PagedCache as PagedCache
     from .blocks.inventory import OutOfBlocks as OutOfBlocks
     from .blocks.pool import BlockPool as BlockPool
     from .ops.allocate import empty_cache as empty_cache
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BlockPool": ".blocks.pool",
     "OutOfBlocks": ".blocks.inventory",
+    "PagedCache": ".blocks.cache",
     "append_paged_kv_cache": ".ops.spellings",
     "concat_and_cache_mla": ".ops.spellings",
     "copy_blocks": ".ops.blocks",

@@ -16,6 +16,7 @@ of tokens be dynamic, not the buffer: inductor loses the offset of a view of sym
 from __future__ import annotations
 
 import functools
+import sys
 import textwrap
 from typing import Any, Callable, TypeVar
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from . import dispatch, formats
+from .blocks.cache import PagedCache as _PagedCache
 from .layout import cache_shapes
 from .ops import attention, dequantize, merge, moves, quantize, rotary, slots, spellings, write
 from .ops.operation import Operation
@@ -32,6 +34,7 @@ from .torch_blocks import copy_blocks, gather_blocks, swap_blocks, zero_blocks
 from .torch_flash import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 __all__ = [
+    "PagedCache",
     "append_paged_kv_cache",
     "concat_and_cache_mla",
     "copy_blocks",
@@ -388,6 +391,25 @@ def concat_and_cache_mla(
     """As `kvcache_dpex.concat_and_cache_mla`, on tensors."""
     write, quantize = reshape_and_cache, reshape_and_cache_quant
     spellings.concat(write, quantize, kv_c, k_pe, kv_cache, slot_mapping, scales, dtype, format)
+
+
+class PagedCache(_PagedCache):
+    """`kvcache_dpex.PagedCache` with tensors.
+
+    Examples
+    --------
+    >>> cache = PagedCache(
+    ...     num_layers=1, num_blocks=8, block_size=4, num_kv_heads=2, head_size=8, device="cpu"
+    ... )
+    >>> rows = torch.ones(6, 2, 8)
+    >>> with cache.step({"a": [11, 12, 13, 14, 15], "b": [21]}) as step:
+    ...     step.append(0, rows, rows)
+    ...     out = step.attend(0, rows)
+    >>> out.shape
+    torch.Size([6, 2, 8])
+    """
+
+    _operations = sys.modules[__name__]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
