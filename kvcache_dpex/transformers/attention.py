@@ -36,7 +36,8 @@ def left_padding(
 
     Returns
     -------
-    Tensor [batch_size], int64, on the CPU, or None where there is none
+    Tensor [batch_size + 1], int64, on the CPU, or None where there is none
+        The last element is the position of the first key, which is not 0 for another cache with a window.
 
     Raises
     ------
@@ -61,7 +62,7 @@ def left_padding(
             f"attention of kvcache_dpex takes padding on the left only (tokenizer.padding_side = 'left'); or "
             f"{_REMEDY}"
         )
-    return padding.cpu()  # read by every layer
+    return torch.cat([padding.cpu(), torch.tensor([int(kv_offset)])])  # read by every layer
 
 
 def paged_attention_forward(
@@ -106,16 +107,17 @@ def paged_attention_forward(
         raise NotImplementedError(
             f"this model changes its keys or values after the cache, which blocks cannot follow; {_REMEDY}"
         )
-    padding = None if attention_mask is None else attention_mask.tolist()
+    *padding, first = [0] * (batch + 1) if attention_mask is None else attention_mask.tolist()
     if layer is None:
+        padding = [max(pad - first, 0) for pad in padding]
         out = _attend_to_tensors(rows, key, value, padding, **options)
     else:
-        out = layer.attend(rows, key, value, padding, **options)
+        out = layer.attend(rows, key, value, None if attention_mask is None else padding, **options)
     return out.view(batch, count, num_q_heads, -1), None
 
 
 def _attend_to_tensors(
-    rows: Tensor, key: Tensor, value: Tensor, padding: list[int] | None, **options: Any
+    rows: Tensor, key: Tensor, value: Tensor, padding: list[int], **options: Any
 ) -> Tensor:
     """Attention to keys and values of another cache: each sequence is a block of its own."""
     batch, _, length, _ = key.shape
@@ -124,10 +126,11 @@ def _attend_to_tensors(
     starts = torch.tensor([0, count], dtype=torch.int32, device=key.device)
     one = torch.zeros((1, 1), dtype=torch.int32, device=key.device)
     out = rows.new_empty((*rows.shape[:2], value.shape[3]))
-    for row, pad in enumerate(padding or [0] * batch):
+    for row, pad in enumerate(padding):
         place = slice(row * count, (row + 1) * count)
         lens = torch.tensor([length - pad], dtype=torch.int32, device=key.device)
-        blocks = keys[row : row + 1, pad:], values[row : row + 1, pad:]
+        shown = slice(min(pad, length - 1), None)  # a block has a token, also where the row is all padding
+        blocks = keys[row : row + 1, shown], values[row : row + 1, shown]
         kv.paged_attention(rows[place], *blocks, one, lens, query_start_loc=starts, out=out[place], **options)
     return out
 

@@ -229,10 +229,11 @@ class PagedCache(Cache):
         return [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last tokens of every sequence; transformers counts them with either sign."""
-        tokens_to_remove = abs(tokens_to_remove)
+        """Drop the last tokens of every sequence; `tokens_to_remove` is minus their number."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"`tokens_to_remove` must be negative or 0, got {tokens_to_remove}")
         for tables in self.tables.values():
-            tables.crop(tokens_to_remove)
+            tables.crop(-tokens_to_remove)
         for layer in self.paged:
             layer.length = layer.tables.length
         for layer in self._others:

@@ -73,11 +73,13 @@ class Tables:
             self.padding = list(padding) if padding is not None else [0] * batch
         if batch != len(self.rows):
             raise ValueError(f"the cache holds a batch of {len(self.rows)}, got one of {batch}; call reset()")
-        if padding is not None and list(padding) != self.padding:
+        # A row that has been nothing but padding may have more of it.
+        if padding is not None and any(now != pad < start for now, pad in zip(padding, self.padding)):
             raise ValueError(
                 f"the padding of sequences must not change while they are in the cache, {self.padding}, got "
                 f"{list(padding)}"
             )
+        self.padding = self.padding if padding is None else list(padding)
         self._release()
         new = [count - min(max(pad - start, 0), count) for pad in self.padding]
         copies = self._append({row: number for row, number in zip(self.rows, new) if number})
