@@ -20,6 +20,15 @@ FORMATS = ["int8_per_token_head", "fp8_per_token_head"]
 DEGENERATE = ("gemma2", "gemma3")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """These models are too small for more, which wait for one another on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def model_of():
     """A model of a kind; made once."""
