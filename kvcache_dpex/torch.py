@@ -411,6 +411,10 @@ class PagedCache(_PagedCache):
 
     _operations = sys.modules[__name__]
 
+    def _new_host_layer(self, num_blocks: int) -> tuple[Tensor, ...]:
+        layer = self._new_layer(num_blocks, device="cpu")
+        return tuple(each.pin_memory() for each in layer) if self.layers[0][0].is_xpu else layer
+
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device or ("xpu" if torch.xpu.is_available() else "cpu"))

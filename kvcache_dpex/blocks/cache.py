@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from .arguments import ExtraKeys, Tokens
 from .step import Step
-from .storage import Storage
+from .transfers import Transfers
 
 
-class PagedCache(Storage):
+class PagedCache(Transfers):
     """Keys and values of sequences in all layers of a model, in blocks that a `BlockPool` hands out.
 
     dpnp arrays; ``kvcache_dpex.torch.PagedCache`` is the same for tensors. A cache is not thread-safe.
@@ -26,6 +26,8 @@ class PagedCache(Storage):
         ``"int8_per_token_head"`` or ``"fp8_per_token_head"`` keeps codes and scales.
     sliding_window : int, optional
         As for `BlockPool`. Layers of different windows need caches of their own.
+    num_host_blocks : int
+        Blocks in host memory for sequences that are swapped out.
     device
         As for `empty_cache`.
 
@@ -109,6 +111,7 @@ class PagedCache(Storage):
         The first of the two to append to a partly filled last block gets a copy of it, in all layers.
         """
         self._require_no_step("fork")
+        self._require_unused(target)
         self.pool.fork(source, target)
 
     def crop(self, sequence: Hashable, length: int) -> None:
@@ -116,9 +119,16 @@ class PagedCache(Storage):
         self.pool.truncate(sequence, length)
 
     def free(self, sequence: Hashable) -> None:
-        """Remove a sequence, as `BlockPool.free` does. Its full blocks stay cached until they are evicted."""
+        """Remove a sequence, one in host memory too.
+
+        Blocks that no other sequence holds become free; full ones stay cached until they are evicted.
+        """
         self._require_no_step("free")
-        self.pool.free(sequence)
+        if sequence in self._swapped:
+            _, blocks = self._swapped.pop(sequence)
+            self._host_blocks.release(blocks)
+        else:
+            self.pool.free(sequence)
 
     def _take(
         self, tokens: Mapping[Hashable, Tokens], extra_keys: Mapping[Hashable, ExtraKeys]
@@ -130,6 +140,7 @@ class PagedCache(Storage):
         try:
             for name in tokens:
                 if before[name] is None:
+                    self._require_unused(name)
                     start[name] = self.pool.allocate(name, tokens[name], extra_keys=extra_keys.get(name))
                     added.append(name)
             known = {name: each for name, each in tokens.items() if before[name] is not None}
@@ -148,7 +159,3 @@ class PagedCache(Storage):
                 self.pool.free(name)
             elif length < self.pool.length(name):
                 self.pool.truncate(name, length)
-
-    def _require_no_step(self, call: str) -> None:
-        if self._open is not None:
-            raise RuntimeError(f"`{call}` must not be called inside of a step: leave its `with` block first")

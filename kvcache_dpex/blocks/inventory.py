@@ -16,11 +16,15 @@ class OutOfBlocks(RuntimeError):
         Blocks that the call needs, and blocks that are free for it.
     """
 
-    def __init__(self, what: str, needed: int, free: int, num_blocks: int) -> None:
+    def __init__(
+        self, what: str, needed: int, free: int, num_blocks: int, *, in_host_memory: bool = False
+    ) -> None:
         self.needed, self.free = needed, free
         remedy = "free or truncate a sequence, or free one now and allocate it again later (preemption)"
         if needed > num_blocks:
             remedy = f"create the pool with `num_blocks` >= {needed}, or append in smaller parts"
+        if in_host_memory:
+            remedy = "swap in or free one of `swapped`, or create the cache with more `num_host_blocks`"
         super().__init__(f"{what} needs {needed} blocks, but {free} of {num_blocks} are free; {remedy}")
 
 

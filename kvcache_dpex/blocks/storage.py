@@ -11,7 +11,9 @@ from .. import formats
 from ..layout import cache_shapes, whole_number
 from ..runtime.launch import arrays
 from . import on_arrays
+from .inventory import Inventory
 from .pool import BlockPool
+from .sequence import SequenceState
 from .step import Step
 from .tiles import plural
 
@@ -32,6 +34,7 @@ class Storage:
         value_head_size: int | None = None,
         format: str = "float32",
         sliding_window: int | None = None,
+        num_host_blocks: int = 0,
         device: Any = None,
     ) -> None:
         known = {name: formats.PLAIN[name] for name in ("float32", "float16", "bfloat16")}
@@ -46,6 +49,10 @@ class Storage:
         self.value_head_size = shapes[1][3]
         self.pool = BlockPool(num_blocks, block_size, sliding_window=sliding_window)
         self.layers = [self._new_layer(self.pool.num_blocks, device=device) for _ in range(self.num_layers)]
+        num_host_blocks = whole_number("num_host_blocks", num_host_blocks, least=0)
+        self._host_blocks = Inventory(num_host_blocks)
+        self._host_layers = [self._new_host_layer(num_host_blocks) for _ in self.layers]
+        self._swapped: dict[Hashable, tuple[SequenceState, list[int]]] = {}
         self._open: Step | None = None
 
     def rows(self, layer: int, sequence: Hashable, *, dtype: Any = None) -> tuple[Any, Any]:
@@ -116,5 +123,17 @@ class Storage:
         *codes, ks, vs = self._operations.empty_quant_cache(*shape, format=self.format, **sizes)
         return (*codes, *(each.reshape(shape[:3]) for each in (ks, vs)))
 
+    def _new_host_layer(self, num_blocks: int) -> tuple[Any, ...]:
+        return self._new_layer(num_blocks, device=self.layers[0][0].sycl_queue, usm_type="host")
+
     def _on_device(self, values: np.ndarray) -> Any:
         return arrays.of_host(self.layers[0][0], values)
+
+    def _require_no_step(self, call: str) -> None:
+        if self._open is not None:
+            raise RuntimeError(f"`{call}` must not be called inside of a step: leave its `with` block first")
+
+    def _require_unused(self, sequence: Hashable) -> None:
+        """Raise where a sequence of this name is in host memory; the pool knows its own."""
+        if sequence in self._swapped:
+            raise ValueError(f"sequence {sequence!r} is in host memory: swap it in or free it first")
