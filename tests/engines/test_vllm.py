@@ -165,6 +165,13 @@ def test_the_engine_in_its_own_process():
     assert ours["tokens"] == stock["tokens"]
 
 
+def test_an_engine_that_is_started_again():
+    """A new process with the same request gives the same tokens."""
+    first = run([PROMPTS], ours=True)
+    _run.cache_clear()
+    assert run([PROMPTS], ours=True)["tokens"] == first["tokens"]
+
+
 def test_sliding_windows(tmp_path):
     """A small Mistral with random weights and a window of 32 tokens, prompts far beyond it."""
     from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
