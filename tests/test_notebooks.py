@@ -38,6 +38,10 @@ from kvcache_dpex import torch
 honest = torch.reshape_and_cache
 torch.reshape_and_cache = lambda key, value, *rest: honest(key, value * (1 + 1e-6), *rest)
 """,
+    "6-blocks": """
+from kvcache_dpex.blocks import on_arrays
+on_arrays.swap_blocks = lambda *arguments: None
+""",
     "7-transformers": """
 from kvcache_dpex import torch
 honest = torch.paged_attention
@@ -114,7 +118,7 @@ def test_reads_well_without_running(file):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert cells[-1].outputs
     assert "assert" in cells[-1].source
-    assert any("image/png" in kinds(cell) for cell in cells)
+    assert any({"image/png", "text/html"} & {*kinds(cell)} for cell in cells)
     assert file.stat().st_size < LARGEST
     text = file.read_text()
     for place in (str(ROOT), str(Path.home()), "site-packages", '"/tmp'):

@@ -173,3 +173,26 @@ def test_sequences_in_host_memory_are_not_touched(kind, queue):
     with pytest.raises(ValueError, match="`sequence` must be in host memory, got 'b'"):
         cache.swap_in("b")
     assert_holds(cache, {"b": B})
+
+
+def test_maps_tell_bytes_and_what_is_in_host_memory(queue):
+    cache = filled("arrays", "int8_per_token_head", queue, num_host_blocks=4)
+    cache.swap_out("a")
+    assert repr(cache) == "<PagedCache: 2 layers of int8_per_token_head, 3 of 6 blocks used by 1 sequence>"
+    text = cache.__rich__().plain.splitlines()
+    assert text[:5] == [
+        "PagedCache",
+        "6 blocks of 3: 3 used (50%), 0 cached, 3 unused",
+        "prefix blocks: 1 hit, 2 misses, 0 evictions",
+        "2 layers of int8_per_token_head: 1.1 KiB of 2.2 KiB used; float16 would take 1.50 times as much",
+        "host memory: 1 sequence in 2 of 4 blocks",
+    ]
+    assert cache.pool.num_blocks * cache.bytes_per_block == 2304
+    html = cache._repr_html_()
+    assert "<strong>PagedCache</strong>" in html
+    assert all(f"<div>{line}</div>" in html for line in text[3:5])
+    assert html.count(' title="') == 6
+    plain = new_cache("arrays", "float32", queue)
+    assert plain.__rich__().plain.splitlines()[3] == "2 layers of float32: 0 bytes of 6.8 KiB used"
+    arrays = [array for layer in plain.layers for array in layer]
+    assert sum(array.nbytes for array in arrays) == plain.pool.num_blocks * plain.bytes_per_block

@@ -15,7 +15,7 @@ from .inventory import Inventory
 from .pool import BlockPool
 from .sequence import SequenceState
 from .step import Step
-from .tiles import plural
+from .tiles import in_units, plural
 
 
 class Storage:
@@ -109,6 +109,36 @@ class Storage:
             f"<PagedCache: {plural(self.num_layers, 'layer')} of {self.format}, {stats.used} of "
             f"{stats.num_blocks} blocks used by {plural(stats.sequences, 'sequence')}>"
         )
+
+    def __rich__(self) -> Any:
+        from .map import text_map
+
+        return text_map(self.pool, "PagedCache", self._summary())
+
+    def _repr_html_(self) -> str:
+        from .map import html_map
+
+        return html_map(self.pool, "PagedCache", self._summary())
+
+    def _summary(self) -> list[str]:
+        """Bytes in this format beside those of plain values, and what is in host memory."""
+        used, own = self.pool.stats().used, self.bytes_per_block
+        lines = [
+            f"{plural(self.num_layers, 'layer')} of {self.format}: {in_units(used * own)} of "
+            f"{in_units(self.pool.num_blocks * own)} used"
+        ]
+        if self._quantized:
+            plain = formats.PLAIN["float16"].row_bytes(self.head_size + self.value_head_size)
+            plain *= self.num_layers * self.block_size * self.num_kv_heads
+            lines[0] += f"; float16 would take {plain / own:.2f} times as much"
+        num_host_blocks = len(self._host_blocks.references)
+        if num_host_blocks:
+            taken = num_host_blocks - self._host_blocks.num_free
+            lines.append(
+                f"host memory: {plural(len(self._swapped), 'sequence')} in {taken} of "
+                f"{plural(num_host_blocks, 'block')}"
+            )
+        return lines
 
     def _layer(self, layer: int) -> tuple[Any, ...]:
         if whole_number("layer", layer, least=0) >= self.num_layers:
