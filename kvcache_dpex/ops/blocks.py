@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ..runtime.launch import arrays
+from ..runtime.launch import arrays, launch
 from .moves import SOURCES, move_blocks
 from .pools import Caches, Pool, require_alike, steps_of
 
@@ -144,6 +144,7 @@ def gather_blocks(cache: Any, blocks: Any, *, out: Any = None) -> Any:
 
 def copy(move: Callable[..., None], caches: Caches, pairs: Any) -> None:
     """`copy_blocks` by a function that moves as `move_blocks` does."""
+    launch.refuse_after_fork()
     pool = Pool("caches", caches)
     ids = pool.ids("pairs", pairs, 2)
     pool.require_ids("pairs", ids[:, 0])
@@ -160,6 +161,7 @@ def swap(
     across: Callable[[Pool, Pool, list[int], list[int]], None] | None = None,
 ) -> None:
     """`swap_blocks` by a function that moves as `move_blocks` does, and another one between two devices."""
+    launch.refuse_after_fork()
     source, target = Pool("sources", sources), Pool("targets", targets)
     on_one = source.queue == target.queue
     require_alike(source.key, target.key, one_queue=across is None)
@@ -175,6 +177,7 @@ def swap(
 
 def zero(move: Callable[..., None], caches: Caches, block_ids: Any) -> None:
     """`zero_blocks` by a function that moves as `move_blocks` does."""
+    launch.refuse_after_fork()
     pool = Pool("caches", caches)
     ids = pool.ids("block_ids", block_ids, 1)
     pool.require_ids("block_ids", ids)
@@ -184,6 +187,7 @@ def zero(move: Callable[..., None], caches: Caches, block_ids: Any) -> None:
 
 def gather(move: Callable[..., None], cache: Any, blocks: Any, out: Any) -> Any:
     """`gather_blocks` by a function that moves as `move_blocks` does."""
+    launch.refuse_after_fork()
     shape = (*blocks.shape, *cache.shape[1:])
     if out is None:
         out = arrays.empty_like(cache, shape, cache.dtype)

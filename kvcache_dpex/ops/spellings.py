@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ..runtime.launch import arrays
+from ..runtime.launch import arrays, launch
 from .quantize import reshape_and_cache_quant
 from .slots import slot_mapping as map_slots
 from .write import reshape_and_cache
@@ -61,6 +61,7 @@ def append_paged_kv_cache(
     >>> float(caches[0][0, 0].sum()), float(caches[0][3, :2].sum())
     (1024.0, 2048.0)
     """
+    launch.refuse_after_fork()
     rows, places = (append_key, append_value), (batch_indices, positions, kv_indices, kv_indptr)
     append(map_slots, reshape_and_cache, rows, places, paged_kv_cache, kv_layout)
 
@@ -108,6 +109,7 @@ def concat_and_cache_mla(
     >>> float(kv_cache[1, 1].sum()), float(kv_cache.sum())
     (640.0, 640.0)
     """
+    launch.refuse_after_fork()
     concat(
         reshape_and_cache, reshape_and_cache_quant, kv_c, k_pe, kv_cache, slot_mapping, scales, dtype, format
     )
