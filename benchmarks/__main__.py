@@ -8,6 +8,7 @@ Every contender's output is compared with the reference, byte for byte, before i
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from .work import Absent, Contender, Work, Wrong, queue_for
 def main(arguments: list[str] | None = None) -> int:
     """Run the presets; 1 where a contender's output is wrong."""
     options = _parser().parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
     queue = queue_for(options.device)
     found = conditions(queue)
     console.print(", ".join(f"{name} {value}" for name, value in found.items()), highlight=False)

@@ -13,6 +13,8 @@ from rich.console import Console
 from benchmarks import __main__ as command
 from benchmarks import blocks, contenders, memory, presets
 from benchmarks.contenders import ENTRIES, OURS, Entry
+from benchmarks.measure import Timing
+from benchmarks.report import Result, table_of
 from benchmarks.work import Absent, Work
 from helpers import ROOT, output_of
 
@@ -99,6 +101,31 @@ def test_every_preset_is_described():
     assert presets.cases_of(["table", "decode"])[:2] == presets.PRESETS["table"]
 
 
+def test_each_figure_stands_under_its_name():
+    case = presets.Case("write", 8)
+    timings = {"ours": Timing(10, 9, 12, 50, first=40), "copy": Timing(5, 4, 6, 50, first=7)}
+    result = Result(case, timings, {"ours": "ours", "copy": "copy"}, dict.fromkeys(timings, "here"), {})
+    table = table_of(result)
+    shown = {column.header: list(column.cells) for column in table.columns}
+    rates = [f"{case.num_bytes / time / 1e3:.2f}" for time in (5, 10)]
+    assert shown == {
+        "contender": ["copy", "ours"],
+        "on": ["here", "here"],
+        "median us": ["5.0", "10.0"],
+        "quartiles us": ["4.0 - 6.0", "9.0 - 12.0"],
+        "first call us": ["7.0", "40.0"],
+        "GB/s": rates,
+        "time / ours": ["0.50", "1.00"],
+    }
+    assert table.title == "write, 8 tokens x 8 heads x 128, float32"
+
+
+def test_a_narrow_terminal(queue, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    command.main(["table", *QUICK])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+
+
 def test_charts(tmp_path):
     """Bars for single cases, lines for three token counts and more."""
     pytest.importorskip("matplotlib", reason="charts need the extra `bench`")
@@ -107,6 +134,7 @@ def test_charts(tmp_path):
     text = file.read_text()
     assert text.count('<g id="axes_') == 2
     assert "fastest copy of the same bytes" in text
+    assert "shorter is better" in text
 
 
 @pytest.mark.parametrize("case", [*presets.PRESETS["random"], *presets.PRESETS["prefill"]], ids=str)
