@@ -87,10 +87,9 @@ def draw(path: Path, conditions: dict[str, Any], results: list[Result]) -> None:
     )
     for axis, family in zip(axes[:, 0], families.values()):
         (_lines if len(family) > 2 else _bars)(axis, family)
-    figure.suptitle(
-        f"{conditions['device type']}: {conditions['device']}, host {conditions['host processor']}, "
-        f"{conditions['host cores']} cores"
-    )
+    device, host = conditions["device"], conditions["host processor"]
+    host = "" if device == host else f", host {host}"
+    figure.suptitle(f"{conditions['device type']}: {device}{host}, {conditions['host cores']} host cores")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
@@ -133,11 +132,9 @@ def _bars(axis: Any, family: list[Result]) -> None:
     bars = axis.barh([row[2] for row in rows], medians, xerr=spread, color=[colours[row[3]] for row in rows])
     axis.bar_label(bars, [f"{median:.3g}" for median in medians], padding=6)
     axis.set(xlabel="microseconds, median and quartiles (shorter is better)", title=str(result.case))
-    axis.set_xscale("log")
-    axis.set_xlim(right=2 * max(row[1].upper for row in rows))
-    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlim(0, 1.15 * max(row[1].upper for row in rows))
     axis.grid(visible=True, axis="x", alpha=0.3)
     kinds = {"ours": "this package", "rival": "others", "copy": "copy of the bytes", "floor": "empty launch"}
     shown = [kind for kind in kinds if kind in {row[3] for row in rows}]
     patches = [pyplot.Rectangle((0, 0), 1, 1, color=colours[kind]) for kind in shown]
-    axis.legend(patches, [kinds[kind] for kind in shown], fontsize="small", loc="upper right")
+    axis.legend(patches, [kinds[kind] for kind in shown], fontsize="small", loc="best")

@@ -186,6 +186,14 @@ def _names_asked_for(operation: Operation, keywords: dict[str, Any]) -> list[str
 
 def _require_plain_tensors(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
     """Say what torch's error means, where it comes from an argument that the dispatcher cannot take."""
+    expected = sum(
+        each.kind is each.POSITIONAL_OR_KEYWORD for each in operation.signature.parameters.values()
+    )
+    if len(arguments) > expected:
+        message = f"{operation.name}() takes {expected} positional arguments but {len(arguments)} were given"
+        if operation.name == "reshape_and_cache":
+            message += "; vLLM's 8 arguments are those of reshape_and_cache_flash"
+        raise TypeError(message)
     for array, tensor in dispatch.named(operation, arguments, keywords):
         if not isinstance(tensor, Tensor) and not (tensor is None and array.optional):
             name, kind = array.name, f"{type(tensor).__module__}.{type(tensor).__qualname__}"
