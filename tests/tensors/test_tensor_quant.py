@@ -111,3 +111,13 @@ def test_dequantize_gives_float32_by_default():
     assert found.dtype == torch.float32
     assert torch.equal(found, torch.zeros(5, 4, 2, 16))
     assert kv.dequant_cache(kq, ks, dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_scales_by_block_and_both_caches_decoded():
+    caches = kv.empty_quant_cache(5, 4, 2, 16, scales_by_block=True, device="cpu")
+    key, value = torch.randn(2, 6, 2, 16)
+    kv.reshape_and_cache_quant(key, 9 * value, *caches, torch.tensor([3, 0, 19, 7, 8, 11]))
+    kq, vq, ks, vs = caches
+    keys, values = kv.dequant_caches(*caches)
+    assert torch.equal(keys, kq * ks[..., None])
+    assert torch.equal(values, vq * vs[..., None])
