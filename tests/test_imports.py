@@ -60,6 +60,7 @@ ONLY_IN = {
         "distributed.py",
         "vllm/backend.py",
         "transformers/attention.py",
+        "transformers/batching.py",
         "transformers/cache.py",
         "transformers/tables.py",
         "dispatch.py",

@@ -11,8 +11,9 @@ models that change them after the cache.
 """
 
 from .attention import register
+from .batching import QuantizedPool, quantized_pool
 from .cache import PagedCache
 
-__all__ = ["PagedCache"]
+__all__ = ["PagedCache", "QuantizedPool", "quantized_pool"]
 
 register()
