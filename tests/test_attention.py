@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from attending import as_cache, batch, check_attention
 from helpers import to_device
 from kvcache_dpex import paged_attention, reference
+from kvcache_dpex.layout import contiguous_strides
 from kvcache_dpex.ops import attention_plans
 from kvcache_dpex.ops.attention_plans import splits_of
+from kvcache_dpex.ops.calls import Steps
 from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.launch import arrays, scratch
+from kvcache_dpex.runtime.launch.arrays import Operand
 
 VALUES = ["float32", "float16", "bfloat16"]
 OPTIONS = {
@@ -228,6 +231,27 @@ def test_tokens_in_turns(queue, rng, monkeypatch):
     monkeypatch.setattr(attention_plans, "MOST_SCRATCH", 3 * 4 * 4 * 48)
     with using(variant="paged_attention_cpu"):
         check_attention(queue, arguments, starts)
+
+
+@pytest.mark.parametrize(("num_blocks", "in_parts"), [(2**27 - 1, True), (2**27, False)])
+def test_slots_that_the_kernel_of_cpus_cannot_count(queue, num_blocks, in_parts):
+    """2**31 slots; no memory is needed to see which kernel is chosen."""
+
+    def operand(shape, dtype):
+        return Operand(shape, contiguous_strides(shape), np.dtype(dtype), queue)
+
+    names = [parameter.name for parameter in paged_attention.operation.parameters]
+    given = {
+        "query": operand((1, 2, 16), "f4"),
+        "key_cache": operand((num_blocks, 16, 1, 16), "f4"),
+        "value_cache": operand((num_blocks, 16, 1, 16), "f4"),
+        "block_table": operand((1, 1), "i4"),
+        "seq_lens": operand((1,), "i4"),
+        "out": operand((1, 2, 16), "f4"),
+    }
+    with using(variant="paged_attention_cpu"):
+        found = attention_plans.plan(**{**dict.fromkeys(names), **given}, alignment=16)
+    assert isinstance(found, Steps) == in_parts
 
 
 @pytest.mark.parametrize(

@@ -296,10 +296,11 @@ def test_an_interrupt_anywhere_ends_with_the_kernel(any_queue, policy):
     assert len(OPERATIONS["reshape_and_cache"].prepared) == 1
 
 
-def test_a_kernel_goes_with_the_last_launch_that_uses_it(queue):
+def test_a_kernel_goes_with_the_last_launch_that_uses_it(queue, monkeypatch):
     """Contexts come and go; what was built for one goes with it."""
     import dpctl
 
+    monkeypatch.setattr(launch, "Kernel", launch.Kernel.__base__)  # the tests' own keeps each
     context = dpctl.SyclContext([queue.sycl_device])
     own_queue = dpctl.SyclQueue(context, queue.sycl_device)
     launches = launch.LaunchCache()

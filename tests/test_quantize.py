@@ -84,6 +84,15 @@ def test_work_groups_that_are_not_full(kernel, queue, rng, size, heads, tokens):
     check_quantize(queue, *case, slots_of(rng.permutation(320)[:tokens] - 3), dtype="bfloat16")
 
 
+@pytest.mark.parametrize("runner", ["plain"], indirect=True)
+@pytest.mark.parametrize("kernel", ["quantize_gpu", "quantize_cpu"], indirect=True)
+def test_items_without_a_row_read_inside_of_the_rows(runner, kernel, queue, rng):
+    """Five heads, where a work-group takes four; plain Python checks every access."""
+    case = quantize_case(rng, "float32", blocks=1, heads=5, size=512, tokens=1)
+    check_quantize(queue, *case, slots_of([2]))
+    assert kernel[0] != "quantize_strided"
+
+
 @pytest.mark.parametrize("size", [16, 3])
 @no_compiler
 def test_three_different_sizes_stay_in_their_order(runner, kernel, queue, rng, size):
