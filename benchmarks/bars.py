@@ -17,6 +17,7 @@ class Bar(NamedTuple):
     ours: str
     rival: str
     factor: float
+    dtype: str = "float32"
 
 
 BARS = [
@@ -29,6 +30,8 @@ BARS = [
     Bar("write", 4096, OURS, EAGER, 1.8),
     *(Bar("int8", tokens, OURS, EAGER, factor) for tokens, factor in ((8, 4), (512, 4), (4096, 8))),
     *(Bar("int8", tokens, OURS, COMPILED, 1) for tokens in (8, 512, 4096)),
+    *(Bar("int8", tokens, OURS, COMPILED, 1, "bfloat16") for tokens in (512, 4096)),
+    Bar("int8", 4096, OURS, EAGER, 6, "bfloat16"),
     Bar("dequantize", 65536, OURS, EAGER, 3),
     Bar("dequantize", 65536, OURS, "copy", 0.75),
 ]
@@ -66,4 +69,4 @@ def verdicts(results: list[Result]) -> list[Verdict]:
 
 
 def _of(results: list[Result], bar: Bar) -> Result | None:
-    return next((r for r in results if r.case == Case(bar.operation, bar.tokens)), None)
+    return next((r for r in results if r.case == Case(bar.operation, bar.tokens, dtype=bar.dtype)), None)

@@ -94,6 +94,7 @@ PRESETS: dict[str, list[Case]] = {
         Case("write", 8),
         Case("write", 4096),
         *(Case("int8", tokens) for tokens in INT8_TOKENS),
+        *(Case("int8", tokens, dtype="bfloat16") for tokens in INT8_TOKENS[1:]),
         Case("dequantize", 65536),
     ],
 }

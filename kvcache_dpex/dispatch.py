@@ -19,7 +19,16 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .ops import attention, dequantize, merge, quantize, write  # noqa: F401  (each declares its operation)
+from .ops import (  # noqa: F401  (each declares its operations)
+    attention,
+    dequantize,
+    merge,
+    moves,
+    quantize,
+    rotary,
+    slots,
+    write,
+)
 from .ops.declaration import Parameter
 from .ops.operation import OPERATIONS, Operation
 from .runtime.launch.arrays import Operand
@@ -71,12 +80,14 @@ def implementation_of(operation: Operation) -> Callable[..., Any]:
     """What the dispatcher calls for tensors on the CPU and on XPUs, after tracers and autograd."""
     function = operation.function
     written = [
-        at for at, array in enumerate(operation.arrays) if array.kind == "written" and not array.optional
+        at
+        for at, array in enumerate(operation.arrays)
+        if array.kind == "written" and array.name not in operation.results
     ]
 
     def run(*arguments: Any, **keywords: Any) -> Any:
         _refuse_derivatives(operation, arguments, keywords)
-        changed = [arguments[at] for at in written]
+        changed = [arguments[at] for at in written if at < len(arguments) and arguments[at] is not None]
         changed += [keywords[name] for name in operation.results if keywords.get(name) is not None]
         if not _in_inference_mode():
             for tensor in changed:

@@ -16,6 +16,7 @@ of tokens be dynamic, not the buffer: inductor loses the offset of a view of sym
 from __future__ import annotations
 
 import functools
+import sys
 import textwrap
 from typing import Any, Callable, TypeVar
 
@@ -23,23 +24,40 @@ import torch
 from torch import Tensor
 
 from . import dispatch, formats
+from .blocks.cache import PagedCache as _PagedCache
 from .layout import cache_shapes
-from .ops import attention, dequantize, merge, quantize, write
+from .ops import attention, dequantize, merge, moves, quantize, rotary, slots, spellings, write
 from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
 from .runtime.launch.tensors import dtype_of
+from .torch_blocks import copy_blocks, gather_blocks, swap_blocks, zero_blocks
+from .torch_flash import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 __all__ = [
+    "PagedCache",
+    "append_paged_kv_cache",
+    "concat_and_cache_mla",
+    "copy_blocks",
     "dequant_cache",
     "empty_cache",
     "empty_quant_cache",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "from_torch",
+    "gather_blocks",
+    "get_batch_indices_positions",
     "merge_attention_states",
+    "move_blocks",
     "paged_attention",
     "reshape_and_cache",
     "reshape_and_cache_flash",
     "reshape_and_cache_quant",
+    "rotary_and_cache",
+    "slot_mapping",
+    "swap_blocks",
     "to_torch",
+    "zero_blocks",
 ]
 
 
@@ -233,6 +251,45 @@ tensor(2.)
 """,
 )
 
+move_blocks = _on_tensors(
+    moves.move_blocks,
+    """\
+>>> key_cache, _ = empty_cache(4, 16, 8, 128, device="cpu")
+>>> rows = torch.ones(2, 16, 8, 128)
+>>> move_blocks(torch.tensor([1, 0]), key_cache, torch.tensor([3, 7]), source_0=rows)
+>>> key_cache.sum((1, 2, 3))
+tensor([    0.,     0.,     0., 16384.])
+""",
+)
+
+slot_mapping = _on_tensors(
+    slots.slot_mapping,
+    """\
+>>> table, positions = torch.tensor([[7, 2], [5, -1]]), torch.tensor([15, 16, 3, 16, -1])
+>>> slot_mapping(table, positions, 16, query_start_loc=torch.tensor([0, 2, 5]))
+tensor([127,  32,  83,  -1,  -1])
+""",
+)
+get_batch_indices_positions = _on_tensors(
+    slots.get_batch_indices_positions,
+    """\
+>>> get_batch_indices_positions(torch.tensor([0, 1, 3]), torch.tensor([5, 2]), 4)
+(tensor([ 0,  1,  1, -1]), tensor([ 4,  0,  1, -1]))
+""",
+)
+rotary_and_cache = _on_tensors(
+    rotary.rotary_and_cache,
+    """\
+>>> key_cache, value_cache = empty_cache(4, 16, 1, 2, device="cpu")
+>>> query, key, value = (torch.tensor([[[3.0, 4.0]]]) for _ in range(3))
+>>> quarter_turns = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+>>> position, slot = torch.tensor([1]), torch.tensor([17])
+>>> rotary_and_cache(position, query, key, value, quarter_turns, key_cache, value_cache, slot)
+>>> query, key_cache[1, 1]
+(tensor([[[-4.,  3.]]]), tensor([[-4.,  3.]]))
+""",
+)
+
 # vLLM's names of dtypes, whose caches hold the values as they are.
 _PLAIN = {
     "auto": None,
@@ -303,6 +360,60 @@ dispatch.register_composite(
     "Tensor slot_mapping, str kv_cache_dtype, Tensor(c!) k_scale, Tensor(d!) v_scale) -> ()",
     reshape_and_cache_flash,
 )
+
+
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Any,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor | None = None,
+    kv_layout: str = "NHD",
+) -> None:
+    """As `kvcache_dpex.append_paged_kv_cache`, on tensors."""
+    rows, places = (append_key, append_value), (batch_indices, positions, kv_indices, kv_indptr)
+    spellings.append(slot_mapping, reshape_and_cache, rows, places, paged_kv_cache, kv_layout)
+
+
+def concat_and_cache_mla(
+    kv_c: Tensor,
+    k_pe: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    scales: Tensor | None = None,
+    dtype: Any = None,
+    format: str | None = None,
+) -> None:
+    """As `kvcache_dpex.concat_and_cache_mla`, on tensors."""
+    write, quantize = reshape_and_cache, reshape_and_cache_quant
+    spellings.concat(write, quantize, kv_c, k_pe, kv_cache, slot_mapping, scales, dtype, format)
+
+
+class PagedCache(_PagedCache):
+    """`kvcache_dpex.PagedCache` with tensors.
+
+    Examples
+    --------
+    >>> cache = PagedCache(
+    ...     num_layers=1, num_blocks=8, block_size=4, num_kv_heads=2, head_size=8, device="cpu"
+    ... )
+    >>> rows = torch.ones(6, 2, 8)
+    >>> with cache.step({"a": [11, 12, 13, 14, 15], "b": [21]}) as step:
+    ...     step.append(0, rows, rows)
+    ...     out = step.attend(0, rows)
+    >>> out.shape
+    torch.Size([6, 2, 8])
+    """
+
+    _operations = sys.modules[__name__]
+
+    def _new_host_layer(self, num_blocks: int) -> tuple[Tensor, ...]:
+        layer = self._new_layer(num_blocks, device="cpu")
+        return tuple(each.pin_memory() for each in layer) if self.layers[0][0].is_xpu else layer
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:

@@ -13,14 +13,15 @@ import pytest
 
 from kvcache_dpex import reference
 from kvcache_dpex.ops import write
-from kvcache_dpex.runtime.compile import simulate, spirv, store
+from kvcache_dpex.runtime.compile import package, simulate, spirv, store
+from kvcache_dpex.runtime.compile.memory import Pointer
 from kvcache_dpex.runtime.launch import arrays
 
 ROOT = Path(__file__).parent.parent
 SENTINEL = 0xA5
 # NumPy has no such types: a kernel takes their bits.
 STORED = {"bfloat16": "int16", "float8_e4m3fn": "uint8"}
-KERNELS = {function.__name__: function for function, _ in store.catalogue()}
+KERNELS = {function.__name__: function for function, _ in package.catalogue()}
 
 
 def sentinel(shape, dtype):
@@ -166,7 +167,7 @@ class PlainLaunch:
 def _checked(address, owner, dtype):
     """The whole allocation behind a pointer, so that a step outside raises; nothing without an owner."""
     if owner is None:
-        return simulate.Pointer(np.empty(0, dtype))
+        return Pointer(np.empty(0, dtype))
     usm = owner.get_array() if hasattr(owner, "get_array") else owner
     memory = usm.usm_data
     whole = np.ctypeslib.as_array((ctypes.c_uint8 * memory.nbytes).from_address(memory._pointer))
@@ -174,7 +175,7 @@ def _checked(address, owner, dtype):
     assert address % dtype.itemsize == 0, f"a pointer to {dtype} is off its grid"
     before, skipped = divmod(address - memory._pointer, dtype.itemsize)
     count = (memory.nbytes - skipped) // dtype.itemsize
-    return simulate.Pointer(whole[skipped : skipped + count * dtype.itemsize].view(dtype), before)
+    return Pointer(whole[skipped : skipped + count * dtype.itemsize].view(dtype), before)
 
 
 def run_python(code, *, arguments=None, path=ROOT, timeout=120, stderr=subprocess.PIPE, **environment):

@@ -164,6 +164,18 @@ def test_faults_stay_where_they_are(kernel, queue, rng, fault):
         assert np.isnan(found[3:6, 2:]).all()
 
 
+@pytest.mark.parametrize("length", [1, 5, 7, 8, 13, 17])
+def test_an_infinite_value_in_the_newest_row(kernel, queue, rng, length):
+    """It is in the result once: infinity, and not NaN, as where it were added again with a weight of 0."""
+    arguments, _ = batch(rng, [length], block_size=16)
+    value_cache, table = arguments[2:4]
+    value_cache[table[0, (length - 1) // 16], (length - 1) % 16, 1, 3] = np.inf
+    out = arrays.to_numpy(paged_attention(*[to_device(each, queue) for each in arguments]))
+    assert np.isposinf(out[0, 2:, 3]).all()
+    out[0, 2:, 3] = 0
+    assert np.isfinite(out).all()
+
+
 def test_scores_of_minus_infinity_are_left_out(kernel, queue, rng):
     arguments, _ = batch(rng, [9], q_heads=1, kv_heads=1)
     arguments[0][...] = 1

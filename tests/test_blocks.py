@@ -191,3 +191,23 @@ def test_a_batch_is_appended_whole_or_not_at_all():
     assert [pool.length(name) for name in "ab"] == [4, 4]
     assert [pool.block_table(name) for name in "ab"] == [[0], [1]]
     assert pool.append_batch({"a": 4}) == []
+
+
+def test_grow():
+    """New blocks are handed out after those that were unused, and count as free."""
+    pool = BlockPool(num_blocks=2, block_size=4)
+    pool.allocate("a", 5)
+    with pytest.raises(OutOfBlocks):
+        pool.append("a", 4)
+    pool.grow(3)
+    assert (pool.num_blocks, pool.num_free) == (5, 3)
+    pool.append("a", 12)
+    assert pool.block_table("a") == [0, 1, 2, 3, 4]
+    pool.free("a")
+    pool.grow(0)
+    assert pool.stats()[:4] == (5, 0, 0, 5)
+    pool.grow(1)
+    pool.allocate("b", 24)
+    assert sorted(pool.block_table("b")) == list(range(6))
+    with pytest.raises(ValueError, match="`count` must be"):
+        pool.grow(-1)

@@ -14,7 +14,7 @@ from kvcache_dpex import __version__
 from kvcache_dpex.__main__ import main
 from kvcache_dpex.commands import arguments, check, output
 from kvcache_dpex.ops import dequantize, quantize, write
-from kvcache_dpex.runtime.compile import compiler, edits, store
+from kvcache_dpex.runtime.compile import compiler, edits, package, store
 from kvcache_dpex.runtime.environment import devices, gpu
 from kvcache_dpex.runtime.launch import arrays
 
@@ -305,8 +305,8 @@ def test_kernels_list(run):
 @pytest.mark.parametrize(("action", "built"), [("list", 0), ("build", 1)])
 def test_kernels_are_built_where_that_is_asked_for(run, monkeypatch, action, built):
     calls = []
-    monkeypatch.setattr(store, "build_package", lambda: calls.append(action))
-    monkeypatch.setattr(store, "catalogue", list)
+    monkeypatch.setattr(package, "build_package", lambda: calls.append(action))
+    monkeypatch.setattr(package, "catalogue", list)
     assert run("kernels", action, "--json") == (0, ["[]"])
     assert len(calls) == built
 
@@ -327,21 +327,21 @@ def test_kernels_that_come_from_nowhere(run, monkeypatch):
     status, lines = run("kernels", "list")
     assert status == 0
     rows = [line for line in lines if "nowhere" in line]
-    assert len(rows) == len(store.catalogue())
+    assert len(rows) == len(package.catalogue())
     assert all("pip install 'kvcache_dpex[jit]' (Python 3.9 to 3.11)" in row for row in rows)
 
 
 @pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
 def test_kernels_build_writes_what_the_package_holds(monkeypatch, tmp_path):
     """Three kernels into an empty folder: the same files and entries as the package's."""
-    chosen = store.catalogue()[:3]
+    chosen = package.catalogue()[:3]
     entries = store.manifest()["modules"]
     packaged = store.PACKAGED
-    monkeypatch.setattr(store, "catalogue", lambda: chosen)
+    monkeypatch.setattr(package, "catalogue", lambda: chosen)
     monkeypatch.setattr(store, "PACKAGED", tmp_path)
     (tmp_path / "stale.spv").write_bytes(b"")
     try:
-        modules = store.build_package()
+        modules = package.build_package()
         names = [module.name for module in modules]
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
             ["manifest.json", *(f"{name}.spv" for name in names)]

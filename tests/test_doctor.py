@@ -13,7 +13,7 @@ from helpers import ROOT, run_python
 from kvcache_dpex import __version__
 from kvcache_dpex.__main__ import main
 from kvcache_dpex.commands import check, doctor
-from kvcache_dpex.runtime.compile import compiler, elsewhere, store
+from kvcache_dpex.runtime.compile import compiler, elsewhere, package, store
 from kvcache_dpex.runtime.environment import compatibility, devices, gpu, libraries
 
 SERIES = {7: "2024.2.*", 8: "2025.*", 9: "2026.*"}
@@ -308,7 +308,7 @@ def test_the_report(capsys, queue):
     assert re.fullmatch(rf"kvcache_dpex {re.escape(__version__)} on Python 3\.\S+: {kind}", lines[0])
     assert f"dpctl {compatibility.version('dpctl')}, dpnp {compatibility.version('dpnp')}, " in lines[1]
     assert lines[2].startswith(f"SYCL runtime libsycl.so.{LINKED}, OpenCL CPU driver /")
-    total = len(store.catalogue())
+    total = len(package.catalogue())
     assert f"{total} of {total} kernels packaged with this source, cache {store.cache_folder()}" in lines
     assert lines[-1] == f"no problem found; the default device is {queue.sycl_device.filter_string}"
     assert text.isascii()

@@ -9,7 +9,7 @@ from kvcache_dpex import reference
 from kvcache_dpex.kernels import intrinsics, views
 from kvcache_dpex.kernels.codecs import division, int8
 from kvcache_dpex.runtime.compile import parameters
-from kvcache_dpex.runtime.compile.simulate import Pointer, View
+from kvcache_dpex.runtime.compile.memory import Pointer, View
 from quantizing import check_quantize, quantize_case
 
 FLOAT32_MAX = np.finfo("f4").max

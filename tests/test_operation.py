@@ -45,9 +45,11 @@ def assert_written(host, device):
 
 
 def test_operations_are_those_of_the_package():
-    from kvcache_dpex.ops import attention, dequantize, merge, quantize, write  # noqa: F401
+    from kvcache_dpex.ops import attention, dequantize, merge, moves, quantize, rotary, slots, write  # noqa: F401
 
-    others = {"BlockPool", "OutOfBlocks", "empty_cache", "empty_quant_cache"}
+    others = {"BlockPool", "OutOfBlocks", "PagedCache", "empty_cache", "empty_quant_cache"}
+    others |= {"copy_blocks", "gather_blocks", "swap_blocks", "zero_blocks"}
+    others |= {"append_paged_kv_cache", "concat_and_cache_mla"}
     assert set(OPERATIONS) == set(kv.__all__) - others
     for name, operation in OPERATIONS.items():
         assert getattr(kv, name).operation is operation

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from helpers import compiled
-from kvcache_dpex.runtime.compile import compiler, spirv, store
+from kvcache_dpex.runtime.compile import compiler, package, spirv, store
 
-CATALOGUE = store.catalogue()
+CATALOGUE = package.catalogue()
 NAMES = ["-".join((function.__name__, *types.values())) for function, types in CATALOGUE]
 # What a module may ask of a device. Neither Float64 nor Float16: Iris Xe and Arc have no float64.
 ALLOWED = {"Addresses", "Float16Buffer", "Groups", "Int16", "Int64", "Int8", "Kernel", "Linkage", "Vector16"}

@@ -60,6 +60,16 @@ CALLS = [
     "kv.dequant_cache(None, None)",
     "kv.paged_attention(None, None, None, None, None)",
     "kv.merge_attention_states(None, None, None, None)",
+    "kv.copy_blocks(None, None)",
+    "kv.swap_blocks(None, None, None)",
+    "kv.zero_blocks(None, None)",
+    "kv.gather_blocks(None, None)",
+    "kv.move_blocks(None, None, None, None)",
+    "kv.slot_mapping(None, None, 4)",
+    "kv.get_batch_indices_positions(None, None, None)",
+    "kv.append_paged_kv_cache(None, None, None, None, None, None, None, None)",
+    "kv.concat_and_cache_mla(None, None, None, None)",
+    "kv.rotary_and_cache(None, None, None, None, None, None, None, None)",
 ]
 
 

@@ -14,7 +14,8 @@ from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
 from kvcache_dpex.kernels.scatter_strided import scatter_strided
 from kvcache_dpex.kernels.views import load, row_from, store
 from kvcache_dpex.runtime.compile import parameters
-from kvcache_dpex.runtime.compile.simulate import Item, Pointer, View, simulate
+from kvcache_dpex.runtime.compile.memory import Pointer, View
+from kvcache_dpex.runtime.compile.simulate import Item, simulate
 
 
 def refused(error, message):

@@ -10,11 +10,11 @@ from helpers import ROOT, run_python
 
 LOAD = """
 from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
-from kvcache_dpex.runtime.compile import compiler, elsewhere, store
+from kvcache_dpex.runtime.compile import compiler, elsewhere, package, store
 module = store.load(scatter_gpu, slot="int64")
-print(module.origin, len(store.catalogue()) == len(store.manifest()["modules"]))
+print(module.origin, len(package.catalogue()) == len(store.manifest()["modules"]))
 compiler.available = lambda: True
-print(store.problems())
+print(package.problems())
 """
 
 
@@ -67,7 +67,10 @@ def test_compiled_files_alone_are_not_compiled(compiled_only, tmp_path, packaged
 def test_what_doctor_says_of_compiled_files_alone(compiled_only, tmp_path):
     for file in (compiled_only / "kvcache_dpex" / "spirv").iterdir():
         file.unlink()
-    code = "from kvcache_dpex.runtime.compile import store; print(len(store.catalogue()), *store.problems())"
+    code = (
+        "from kvcache_dpex.runtime.compile import package\n"
+        "print(len(package.catalogue()), *package.problems())"
+    )
     total, problem = run(compiled_only, tmp_path, code).stdout.split(maxsplit=1)
     assert problem == f"{total} of {total} kernels are not packaged with this source and {REASON}\n"
 
@@ -80,7 +83,7 @@ def test_a_zip_file(zipped, tmp_path):
 def test_no_kernel_at_all(compiled_only, tmp_path):
     shutil.rmtree(compiled_only / "kvcache_dpex" / "kernels")
     done = run(
-        compiled_only, tmp_path, "from kvcache_dpex.runtime.compile import store; print(store.problems())"
+        compiled_only, tmp_path, "from kvcache_dpex.runtime.compile import package; print(package.problems())"
     )
     assert done.stdout == (
         f"['no kernel in {compiled_only}/kvcache_dpex/kernels: "

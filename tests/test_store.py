@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers import output_of, tiny_module
-from kvcache_dpex.runtime.compile import compiler, edits, elsewhere, store
+from kvcache_dpex.runtime.compile import compiler, edits, elsewhere, package, store
 
 _numbers = itertools.count()
 SOURCE = """
@@ -265,16 +265,16 @@ def test_without_a_compiler(compilations, monkeypatch):
 
 def test_problems(compilations, monkeypatch, tmp_path):
     """What doctor shows: nothing here; kernels that are missing; none at all."""
-    assert store.problems() == []
+    assert package.problems() == []
     monkeypatch.setattr(store, "packaged", lambda wanted: None)
-    assert store.problems() == []
+    assert package.problems() == []
     monkeypatch.setattr(compiler, "available", lambda: False)
-    total = len(store.catalogue())
-    (problem,) = store.problems()
+    total = len(package.catalogue())
+    (problem,) = package.problems()
     assert problem.startswith(f"{total} of {total} kernels are not packaged with this source, and compiling")
     monkeypatch.setenv("KVCACHE_DPEX_COMPILER", str(tmp_path / "nothing"))
-    (problem,) = store.problems()
+    (problem,) = package.problems()
     assert problem.startswith("KVCACHE_DPEX_COMPILER must name a Python that has numba-dpex, got ")
-    monkeypatch.setattr(store, "catalogue", list)
-    (problem,) = store.problems()
-    assert problem == f"no kernel in {store._KERNELS}: {store.REINSTALL}"
+    monkeypatch.setattr(package, "catalogue", list)
+    (problem,) = package.problems()
+    assert problem == f"no kernel in {package._KERNELS}: {store.REINSTALL}"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvcache_dpex.runtime.compile import store
+from kvcache_dpex.runtime.compile import package, store
 
 from .table import digest_of_modules
 
@@ -42,7 +42,7 @@ class Translated:
         self.list = json.loads((folder / "modules.json").read_text())
         if self.list["digest"] != digest_of_modules():
             raise SystemExit(f"{folder} is of other modules than those packaged here: translate again")
-        for function, choice in store.catalogue():
+        for function, choice in package.catalogue():
             if store.packaged(store.signature(function, **choice)) is None:
                 raise SystemExit(
                     "the sources have changed since the package's modules were built: build them"

@@ -1,4 +1,4 @@
-"""Block management: pure Python, without arrays."""
+"""Block management: pools, which are pure Python without arrays, and `cache.PagedCache`, which has arrays."""
 
 from .hashing import block_hashes as block_hashes
 from .inventory import OutOfBlocks as OutOfBlocks

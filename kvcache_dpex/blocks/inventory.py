@@ -16,11 +16,15 @@ class OutOfBlocks(RuntimeError):
         Blocks that the call needs, and blocks that are free for it.
     """
 
-    def __init__(self, what: str, needed: int, free: int, num_blocks: int) -> None:
+    def __init__(
+        self, what: str, needed: int, free: int, num_blocks: int, *, in_host_memory: bool = False
+    ) -> None:
         self.needed, self.free = needed, free
         remedy = "free or truncate a sequence, or free one now and allocate it again later (preemption)"
         if needed > num_blocks:
             remedy = f"create the pool with `num_blocks` >= {needed}, or append in smaller parts"
+        if in_host_memory:
+            remedy = "swap in or free one of `swapped`, or create the cache with more `num_host_blocks`"
         super().__init__(f"{what} needs {needed} blocks, but {free} of {num_blocks} are free; {remedy}")
 
 
@@ -63,6 +67,13 @@ class Inventory:
     @property
     def num_free(self) -> int:
         return len(self.unused) + len(self.cached)
+
+    def grow(self, count: int) -> None:
+        """Add `count` unused blocks, which are handed out after those that are unused now."""
+        first = len(self.references)
+        self.references += [0] * count
+        self.hash_of += [None] * count
+        self.unused[:0] = range(first + count - 1, first - 1, -1)
 
     def take(self, count: int) -> list[int]:
         """Hand out `count` <= `num_free` blocks with one reference each; evicts where too few are unused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,15 @@ STYLE = """
 """
 
 
-def text_map(pool: PoolReadings) -> Text:
-    """The map that ``rich.print(pool)`` shows: letter, fill and number of holders of each tile."""
+def text_map(pool: PoolReadings, title: str = "BlockPool", lines: Sequence[str] = ()) -> Text:
+    """The map that ``rich.print(pool)`` shows: letter, fill and number of holders of each tile.
+
+    `lines` follow what the pool says of itself.
+    """
     from rich.text import Text
 
     step, tiles = tiles_of(pool)
-    text = Text("BlockPool\n" + "\n".join(summary_of(pool)) + "\n")
+    text = Text("\n".join((title, *summary_of(pool), *lines, "")))
     width = len(str(max(0, len(tiles) - 1) * step))
     for place, tile in enumerate(tiles):
         if place % TEXT_COLUMNS == 0:
@@ -66,7 +70,7 @@ def _text_style(owner: int) -> str:
     return f"bold {COLOURS[owner % len(COLOURS)]}"
 
 
-def html_map(pool: PoolReadings) -> str:
+def html_map(pool: PoolReadings, title: str = "BlockPool", lines: Sequence[str] = ()) -> str:
     """The map that Jupyter shows: tiles filled from below, with details where the pointer rests."""
     step, tiles = tiles_of(pool)
     cells = []
@@ -82,7 +86,8 @@ def html_map(pool: PoolReadings) -> str:
     legend += [f"a tile is {step} blocks"] if step > 1 else []
     return (
         f'<div class="kvdpex-pool"><style>{STYLE % HTML_COLUMNS}</style>'
-        f"<div><strong>BlockPool</strong> {'; '.join(summary_of(pool))}</div>"
+        f"<div><strong>{title}</strong> {'; '.join(summary_of(pool))}</div>"
+        f"{''.join(f'<div>{escape(line)}</div>' for line in lines)}"
         f'<div class="map">{"".join(cells)}</div>'
         f'<div class="legend">{"".join(f"<span>{each}</span>" for each in legend)}</div></div>'
     )

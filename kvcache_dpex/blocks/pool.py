@@ -7,11 +7,11 @@ from collections.abc import Hashable, Mapping
 from ..layout import cache_shapes, whole_number
 from .arguments import ExtraKeys, Tokens, new_tokens
 from .inventory import Inventory, OutOfBlocks
-from .readings import PoolReadings
-from .sequence import SequenceState, blocks_to_grow, first_needed, grow, longest_prefix
+from .sequence import SequenceState, blocks_to_grow, first_needed, grow
+from .suspended import Suspended
 
 
-class BlockPool(PoolReadings):
+class BlockPool(Suspended):
     """Assigns the blocks of a paged cache to sequences. Holds no arrays.
 
     A pool tells where each token's keys and values lie; the caller writes, copies and reads them. After
@@ -134,15 +134,22 @@ class BlockPool(PoolReadings):
         OutOfBlocks
             Too few blocks are free. Nothing has changed.
         """
-        return self._grow({sequence: tokens}, extra_keys)
+        return self._grow({sequence: tokens}, {sequence: extra_keys})
 
-    def append_batch(self, tokens: Mapping[Hashable, Tokens]) -> list[tuple[int, int]]:
+    def append_batch(
+        self,
+        tokens: Mapping[Hashable, Tokens],
+        *,
+        extra_keys: Mapping[Hashable, ExtraKeys] | None = None,
+    ) -> list[tuple[int, int]]:
         """Append to several sequences: to all of them, or to none.
 
         Parameters
         ----------
         tokens : mapping of hashable to sequence of int, or int
             For each sequence, its new tokens, as for `append`.
+        extra_keys : mapping of hashable to mapping, optional
+            For each sequence that has some, its extra keys, as for `append`.
 
         Returns
         -------
@@ -162,7 +169,7 @@ class BlockPool(PoolReadings):
         >>> pool.append_batch({"a": 1, "b": 1})  # one of the two may write to the shared block
         [(1, 2)]
         """
-        return self._grow(tokens, None)
+        return self._grow(tokens, extra_keys or {})
 
     def commit(self, sequence: Hashable, length: int | None = None) -> None:
         """Say that the keys and values of a sequence's first tokens have been written.
@@ -231,21 +238,20 @@ class BlockPool(PoolReadings):
         Committed blocks stay in the prefix cache until they are evicted, the least recently used first
         and the last block of a sequence before its first.
         """
-        state = self._state(sequence)
-        self._blocks.release(state.held)
-        del self._states[sequence]
+        self.detach(sequence)
 
-    def find_prefix(
-        self, tokens: Tokens, *, extra_keys: ExtraKeys | None = None, max_prefix: int | None = None
-    ) -> int:
-        """Number of leading tokens that `allocate` would take from the cache; changes nothing.
+    def grow(self, count: int) -> None:
+        """Add `count` blocks to the pool, once the cache's arrays have room for them.
 
-        A model whose layers use several pools takes a prefix that all of them have: repeat with the least
-        result as `max_prefix` until all agree, then allocate with it.
+        Examples
+        --------
+        >>> pool = BlockPool(num_blocks=1, block_size=4)
+        >>> pool.grow(2)
+        >>> pool.allocate("a", 12), pool.block_table("a")
+        (0, [0, 1, 2])
         """
-        state = SequenceState(new_tokens(tokens, extra_keys), self.block_size, self._epoch)
-        shared, _ = self._match(state, max_prefix)
-        return len(shared) * self.block_size
+        self._blocks.grow(whole_number("count", count, least=0))
+        self.num_blocks += count
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, as after a change of the model's weights.
@@ -256,23 +262,14 @@ class BlockPool(PoolReadings):
         self._blocks.reset()
         self._epoch += 1
 
-    def _match(self, state: SequenceState, max_prefix: int | None) -> tuple[list[int], int]:
-        """Blocks of the prefix that `state` may share, and how many full blocks must be computed."""
-        most = max(state.length - 1, 0)  # the last token is always computed
-        if max_prefix is not None:
-            most = min(most, whole_number("max_prefix", max_prefix, least=0))
-        if state.tokens is None:
-            return [], 0
-        stop = most // self.block_size
-        shared = longest_prefix(self._blocks, state, stop, self.sliding_window)
-        return shared, stop - len(shared)
-
-    def _grow(self, tokens: Mapping[Hashable, Tokens], extra_keys: ExtraKeys | None) -> list[tuple[int, int]]:
+    def _grow(
+        self, tokens: Mapping[Hashable, Tokens], extra_keys: Mapping[Hashable, ExtraKeys | None]
+    ) -> list[tuple[int, int]]:
         """Append to each sequence, or to none."""
         states = [self._state(sequence) for sequence in tokens]
         new = []
         for state, (sequence, each) in zip(states, tokens.items()):
-            new.append(new_tokens(each, extra_keys, state.length))
+            new.append(new_tokens(each, extra_keys.get(sequence), state.length))
             if (new[-1].ids is None) != (state.tokens is None):
                 raise TypeError(
                     f"`tokens` must be {'a number of tokens' if state.tokens is None else 'token ids'}, as "

@@ -6,8 +6,9 @@ from collections.abc import Hashable
 from typing import Any
 
 from ..layout import slots_of_sequence, whole_number
+from .arguments import ExtraKeys, Tokens, new_tokens
 from .inventory import Inventory, PoolStats
-from .sequence import SequenceState
+from .sequence import SequenceState, longest_prefix
 from .tiles import plural
 
 
@@ -19,6 +20,7 @@ class PoolReadings:
     sliding_window: int | None
     _blocks: Inventory
     _states: dict[Hashable, SequenceState]
+    _epoch: int  # how often the prefix cache was reset
     _hits: int
     _misses: int
 
@@ -36,6 +38,18 @@ class PoolReadings:
     def length(self, sequence: Hashable) -> int:
         """Number of tokens of a sequence, those that a sliding window has left behind included."""
         return self._state(sequence).length
+
+    def find_prefix(
+        self, tokens: Tokens, *, extra_keys: ExtraKeys | None = None, max_prefix: int | None = None
+    ) -> int:
+        """Number of leading tokens that `allocate` would take from the cache; changes nothing.
+
+        A model whose layers use several pools takes a prefix that all of them have: repeat with the least
+        result as `max_prefix` until all agree, then allocate with it.
+        """
+        state = SequenceState(new_tokens(tokens, extra_keys), self.block_size, self._epoch)
+        shared, _ = self._match(state, max_prefix)
+        return len(shared) * self.block_size
 
     @property
     def sequences(self) -> tuple[Hashable, ...]:
@@ -81,6 +95,17 @@ class PoolReadings:
         from .map import html_map
 
         return html_map(self)
+
+    def _match(self, state: SequenceState, max_prefix: int | None) -> tuple[list[int], int]:
+        """Blocks of the prefix that `state` may share, and how many full blocks must be computed."""
+        most = max(state.length - 1, 0)  # the last token is always computed
+        if max_prefix is not None:
+            most = min(most, whole_number("max_prefix", max_prefix, least=0))
+        if state.tokens is None:
+            return [], 0
+        stop = most // self.block_size
+        shared = longest_prefix(self._blocks, state, stop, self.sliding_window)
+        return shared, stop - len(shared)
 
     def _state(self, sequence: Hashable, argument: str = "sequence") -> SequenceState:
         try:

@@ -103,6 +103,15 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
+def in_units(size: int) -> str:
+    """
+    >>> in_units(640), in_units(3 * 2**20)
+    ('640 bytes', '3.0 MiB')
+    """
+    power = min(3, max(0, size.bit_length() - 1) // 10)
+    return f"{size / 1024**power:.1f} {'KMG'[power - 1]}iB" if power else f"{size} bytes"
+
+
 def letter(owner: int) -> str:
     """What a tile shows of its sequence besides the colour."""
     return chr(ord("A") + owner % 26)

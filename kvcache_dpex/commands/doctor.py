@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..runtime.compile import cache, compiler, store
+from ..runtime.compile import cache, compiler, package, store
 from ..runtime.environment import compatibility, devices, gpu, libraries
 from . import arguments, check, output
 
@@ -126,13 +126,13 @@ def _look_for_gpu(report: dict[str, Any], found: list[Any]) -> None:
 
 def _look_for_kernels(report: dict[str, Any]) -> None:
     try:
-        signatures = [store.signature(function, **choice) for function, choice in store.catalogue()]
+        signatures = [store.signature(function, **choice) for function, choice in package.catalogue()]
         report["kernels"] = {
             "total": len(signatures),
             "packaged": sum(store.packaged(wanted) is not None for wanted in signatures),
             "cache": str(store.cache_folder()),
         }
-        report["problems"] += store.problems()
+        report["problems"] += package.problems()
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         report["problems"].append(f"the kernels cannot be read ({error}): {store.REINSTALL}")
     report["notes"] += cache.problems()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..runtime.compile import elsewhere, spirv, store
+from ..runtime.compile import elsewhere, package, spirv, store
 from . import arguments, output
 
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"kernels are now compiled by {elsewhere.install()}")
         return 0
     if options.action == "build":
-        store.build_package()
+        package.build_package()
     found = modules()
     if options.json:
         output.print_json(found)
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 def modules() -> list[dict[str, Any]]:
     """Each kernel of the package with its SPIR-V, or the error where there is none."""
     found = []
-    for function, choice in store.catalogue():
+    for function, choice in package.catalogue():
         row: dict[str, Any] = {"kernel": store.signature(function, **choice).name, "error": None}
         try:
             module = store.load(function, **choice)

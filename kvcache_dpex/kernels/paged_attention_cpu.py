@@ -6,7 +6,7 @@ from .codecs import codec_of
 from .codecs.division import scaled
 from .intrinsics import float_from_bits, from_lane, lanes_max, lanes_sum
 from .sequences import part_of, query_place, slot_of
-from .softmax import LOWEST, NO_SCORE, ZERO, max_f32, plus_weighted, score_of
+from .softmax import LOWEST, NO_SCORE, ZERO, max_f32, plus_weighted, plus_where_weighted, score_of
 from .transcendental import ONE, exp2
 from .vectors import each, each_pair, run_through
 from .views import load, store
@@ -62,7 +62,11 @@ def add_values(parts, part, head, shrink, weight, value_cache, kv_head, slot, co
         for start in range(0, size, LANES):
             acc = load(parts, part, head, start + lane) * factor
             v = each(value_at, rows, value_cache, kv_head, start + lane)
-            store(parts, run_through(plus_weighted, acc, v, weights), part, head, start + lane)
+            if first + 8 <= count:
+                acc = run_through(plus_weighted, acc, v, weights)
+            else:  # some rows are the last one again, with weight 0
+                acc = run_through(plus_where_weighted, acc, v, weights)
+            store(parts, acc, part, head, start + lane)
 
 
 def paged_attention_cpu(

@@ -44,3 +44,8 @@ def times(value, factor):
 
 def plus_weighted(total, value, weight):
     return fma(weight, value, total)
+
+
+def plus_where_weighted(total, value, weight):
+    """A weight of 0 adds nothing, not even where the value is infinite or NaN."""
+    return fma(weight, value, total) if weight != ZERO else total

@@ -23,6 +23,12 @@ def store(view, value, *index):
 
 
 @intrinsic
+def store_zero(view, *index):
+    """Store an element whose bits are all zero."""
+    view.store_zero(index)
+
+
+@intrinsic
 def row_from(view, *index):
     """A view of one axis: the last axis of `view`, from the element at an index on."""
     return view.row_from(index)

@@ -86,8 +86,9 @@ def operation(
         Names of arrays, space-separated; ``alignment`` is the number of bytes, 16 at most, that all their
         addresses are multiples of.
     may_overlap
-        Pairs of written arrays that may share memory as long as they do not start at the same address. Any
-        other overlap between a written array and another argument is refused.
+        Pairs of arrays, the first of which is written, that may share memory: with one that is read, and
+        with another written one as long as they do not start at the same address. Any other overlap between
+        a written array and another argument is refused.
     before
         Called with the arrays and options, by name, before each call that passes an option; may wait.
     """
@@ -133,7 +134,7 @@ class Operation:
         names = [array.name for array in self.arrays]
         self._aligned = [names.index(name) for name in aligned.split()]
         written = {each.name for each in self.arrays if each.kind == "written" and each.optional}
-        self.results = tuple(name for name in names if name in written)
+        self.results = tuple(name for name in names if results and name in written)
         self.result_places = [names.index(name) for name in self.results]
         options = [option.name for option in self.options]
         flags = [f"return_{name}" for name in self.results]

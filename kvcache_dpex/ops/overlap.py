@@ -42,7 +42,11 @@ class Guard:
         self._distinct: list[tuple[int, int]] = []
         written = [each for at, each in ranges.items() if kinds[at] == "written"]
         for number, own in enumerate(written):
-            others = [each for at, each in ranges.items() if kinds[at] != "written"]
+            others = [
+                each
+                for at, each in ranges.items()
+                if kinds[at] != "written" and frozenset((names[own.at], names[at])) not in allowed
+            ]
             for other in written[number + 1 :]:
                 if frozenset((names[own.at], names[other.at])) in allowed:
                     self._distinct.append((own.at, other.at))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +52,8 @@ class Case(NamedTuple):
         function = getattr(reference, self.operation)
         taken = inspect.signature(function).parameters
         given = {**after.arguments, **after.options}
-        given = {name: value for name, value in given.items() if name in taken}
+        if "others" not in taken:
+            given = {name: value for name, value in given.items() if name in taken}
         with np.errstate(all="ignore"):
             if self.operation in CLOSE:
                 exact = {name: np.zeros(self.arguments[name].shape) for name in CLOSE[self.operation]}
@@ -62,7 +64,9 @@ class Case(NamedTuple):
                     after.arguments[name][...] = reference.from_float32(result.astype("f4"), kind)
             else:
                 result = function(**given)
-                if result is not None:
+                if isinstance(result, tuple):
+                    after.arguments["out"][...], after.arguments["positions"][...] = result
+                elif result is not None:
                     after.arguments["out"][...] = result
         return after
 
@@ -282,6 +286,66 @@ def merge_case(rng: np.random.Generator, value_type: str) -> Case:
     return Case(f"merge-{value_type}", "merge_attention_states", arguments, _meaning(value_type))
 
 
+def move_case(
+    rng: np.random.Generator, dtype: str, block: str, shape: tuple[int, ...], arrays: int = 2
+) -> Case:
+    """A call of `move_blocks` into packed arrays, between ids of every kind that is to be skipped."""
+    limits = np.iinfo(block)
+    arguments = {
+        "source_ids": np.array([2, -1, 0, 1, limits.max, 3, limits.min, 1], block),
+        "target_ids": np.array([0, 2, -1, 3, 1, limits.max, limits.min, 4], block),
+    }
+    for number in range(arrays):
+        arguments[f"source_{number}"] = filled((3, *shape), dtype, rng)
+        arguments[f"target_{number}"] = filled((4, *shape[:-1], 2 * shape[-1]), dtype)[..., : shape[-1]]
+    return Case(f"move-{dtype}-{block}-{'x'.join(map(str, shape))}", "move_blocks", arguments, {})
+
+
+def slots_case(table: str, position: str, slot: str) -> Case:
+    """A call of `slot_mapping` with most options, on padding and places that do not exist."""
+    large = np.iinfo(position).max
+    arguments = {
+        "block_table": np.array([5, 2, -1, 7, 2**30, 1], table),
+        "positions": np.array([0, 9, 3, -1, large, 2, 40, 7, 30, 5, 6], position),
+        "batch_indices": np.array([0, 0, 1, 1, 0, -1, 2, 3, 2, 2**30, 1], table),
+        "seq_lens": np.array([10, 7, 41], table),
+        "kv_indptr": np.array([0, 3, 4, 6], table),
+        "out": filled((11,), slot),
+    }
+    options = {"block_size": BLOCK_SIZE, "window": 6, "num_sinks": 2}
+    return Case(f"slots-{table}-{position}-{slot}", "slot_mapping", arguments, options)
+
+
+def places_case(index: str) -> Case:
+    """A call of `get_batch_indices_positions` with padding at the end."""
+    arguments = {
+        "append_indptr": np.array([0, 2, 2, 5], index),
+        "seq_lens": np.array([9, 0, 3], index),
+        "out": filled((7,), index),
+        "positions": filled((7,), index),
+    }
+    return Case(f"places-{index}", "get_batch_indices_positions", arguments, {"nnz": 7})
+
+
+def rotary_case(rng: np.random.Generator, value_type: str, index: str, interleaved: bool) -> Case:
+    """A call of `rotary_and_cache` on part of each head, with positions and slots that do not exist."""
+    fused = _normal(rng, (5, 5, 10), value_type)
+    angles = rng.uniform(0, 7, (6, 3))
+    slots = np.array([3, -1, 11, 12], index)
+    arguments = {
+        "positions": np.array([5, 0, 6, 2, -1], index),
+        "query": fused[:, :3],
+        "key": fused[:, 3:],
+        "value": _normal(rng, (5, 2, 7), value_type),
+        "cos_sin_cache": np.concatenate([np.cos(angles), np.sin(angles)], 1).astype("f4"),
+        "key_cache": filled((3, BLOCK_SIZE, 2, 10), fused.dtype),
+        "value_cache": filled((3, BLOCK_SIZE, 2, 7), fused.dtype),
+        "slot_mapping": slots,
+    }
+    options = {"interleaved": interleaved, **_meaning(value_type)}
+    return Case(f"rotary-{value_type}-{index}-{interleaved}", "rotary_and_cache", arguments, options)
+
+
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], value_type: str) -> np.ndarray:
     return reference.from_float32(rng.standard_normal(shape).astype("f4"), value_type)
 
@@ -302,6 +366,8 @@ def all_cases() -> list[Case]:
         for dtype in ("uint8", "uint16", "uint32", "uint64"):
             writes += [(dtype, 5, 3, (9, 3), whole), (dtype, 3, 2, (3, 3), packed)]
             writes += [(dtype, 3, 1, (7, 7), interleaved)]
+            found.append(move_case(rng, dtype, slot, (2, 3, 3)))
+        found.append(move_case(rng, "uint16", slot, (2, 1, 72), arrays=8))
         found += [write_case(rng, *shape, slot) for shape in writes]
         for value_type in VALUE_TYPES:
             shapes = [(11, 3, (64, 64), whole), (2, 1, (16, 16), interleaved), (3, 2, (48, 48), packed)]
@@ -320,4 +386,7 @@ def all_cases() -> list[Case]:
         for code in (*VALUE_TYPES, *CODES):
             found += [attention_case(rng, value_type, code, sizes) for sizes in ((20, 12), (32, 16))]
         found.append(merge_case(rng, value_type))
+        found += [rotary_case(rng, value_type, slot, slot == "int32") for slot in SLOT_TYPES]
+    found += [slots_case(*types) for types in itertools.product(SLOT_TYPES, repeat=3)]
+    found += [places_case(index) for index in SLOT_TYPES]
     return found

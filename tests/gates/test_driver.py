@@ -18,7 +18,14 @@ from . import planted, simulated
 # Product: whether it has float64, and the most items of a work-group.
 PRODUCTS = {"tgllp": (False, 512), "dg2": (False, 1024), "bmg": (True, 1024)}
 # Kernels that no GPU is given.
-CPU_ONLY = {"scatter_cpu", "quantize_cpu", "dequantize_cpu", "paged_attention_cpu", "combine_parts"}
+CPU_ONLY = {
+    "combine_parts",
+    "dequantize_cpu",
+    "move_blocks_cpu",
+    "paged_attention_cpu",
+    "quantize_cpu",
+    "scatter_cpu",
+}
 
 pytestmark = pytest.mark.skipif(simulated.missing() is not None, reason=simulated.missing() or "")
 

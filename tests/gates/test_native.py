@@ -12,6 +12,9 @@ from . import native, planted
 MODULES = native.without_record()
 # Most instructions that a kernel may take on any product: a quarter above what was read off.
 INSTRUCTIONS = {
+    "rotate_and_scatter": 2530,
+    "token_places": 380,
+    "token_slots": 805,
     "scatter_gpu": 460,
     "scatter_strided": 1050,
     "quantize_strided": 3700,
@@ -22,10 +25,13 @@ INSTRUCTIONS = {
     "dequantize_cpu": 740,
     "paged_attention_strided": 2000,
     "merge_states": 1100,
+    "move_blocks_gpu": 2900,
+    "move_blocks_strided": 6150,
 }
 # Fast paths: least bytes a lane in each load of data (not of the slot) and in each store.
 WIDTHS = {
     "scatter_gpu": (16, 16),
+    "move_blocks_gpu": (16, 16),
     "quantize_gpu-float32": (16, 4),
     "quantize_gpu-float16": (16, 4),
     "quantize_gpu-bfloat16": (16, 4),

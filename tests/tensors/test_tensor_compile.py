@@ -46,6 +46,22 @@ def states():
     return torch.randn(3, 4, 16), torch.randn(3, 4)
 
 
+def moved_blocks():
+    ids = torch.tensor([1, -1, 0])
+    return ids, torch.zeros(3, 4, 2), ids.flip(0), torch.zeros(3, 4, 2)
+
+
+def rotation():
+    angles = torch.rand(9, 8)
+    table = torch.cat([angles.cos(), angles.sin()], 1)
+    rows = torch.randn(6, 4, 16), torch.randn(6, 2, 16), torch.randn(6, 2, 16)
+    return torch.arange(6), *rows, table, *torch.zeros(2, 5, 4, 2, 16), SLOTS
+
+
+def places():
+    return torch.tensor([[7, 2], [5, -1]]), torch.tensor([15, 16, 3, 16, -1]), 16
+
+
 STARTS = {"query_start_loc": torch.tensor([0, 2, 3], dtype=torch.int32), "sliding_window": 4, "soft_cap": 3.0}
 OPERATIONS = {
     "reshape_and_cache": lambda: (*contiguous_case(torch.bfloat16), SLOTS),
@@ -55,12 +71,30 @@ OPERATIONS = {
     "dequant_cache_out": lambda: written_codes(),
     "paged_attention": lambda: attention_case(),
     "paged_attention_out": lambda: attention_case(),
+    "move_blocks": lambda: moved_blocks(),
+    "slot_mapping": lambda: places(),
+    "slot_mapping_out": lambda: places(),
+    "get_batch_indices_positions": lambda: (torch.tensor([0, 1, 3]), torch.tensor([5, 2]), 4),
+    "get_batch_indices_positions_out": lambda: (torch.tensor([0, 1, 3]), torch.tensor([5, 2]), 4),
+    "rotary_and_cache": lambda: rotation(),
     "merge_attention_states": lambda: (*states(), *states()),
     "merge_attention_states_out": lambda: (*states(), *states()),
 }
 
 
 OPTIONS = {
+    "slot_mapping": lambda: {"query_start_loc": torch.tensor([0, 2, 5]), "window": 8},
+    "slot_mapping_out": lambda: {"out": torch.empty(5, dtype=torch.int32)},
+    "get_batch_indices_positions_out": lambda: {
+        "out": torch.empty(4, dtype=torch.int64),
+        "positions": torch.empty(4, dtype=torch.int64),
+    },
+    "rotary_and_cache": lambda: {"interleaved": True},
+    "move_blocks": lambda: {
+        "source_0": torch.randn(2, 4, 2),
+        "source_1": torch.randn(8, 2),
+        "num_sources": 2,
+    },
     "dequant_cache": lambda: {"dtype": torch.bfloat16, "blocks": torch.tensor([[3, -1], [0, 4]])},
     "dequant_cache_out": lambda: {"out": sentinel((5, 4, 2, 16), torch.float16)},
     "paged_attention": lambda: {**STARTS, "return_lse": True},

@@ -39,13 +39,29 @@ def states():
     return [torch.randn(3, 2, 8), torch.randn(3, 2), torch.randn(3, 2, 8), torch.randn(3, 2)]
 
 
+def moved_blocks():
+    ids = torch.tensor([1, -1, 0])
+    return [ids, torch.zeros(3, 4), ids.flip(0), *torch.zeros(7, 3, 4), *torch.randn(8, 2, 4)]
+
+
+def rotation():
+    rows = torch.randn(6, 4, 16), torch.randn(6, 2, 16), torch.randn(6, 2, 16)
+    return [torch.arange(6), *rows, torch.randn(9, 16), *torch.zeros(2, 5, 4, 2, 16), SLOTS]
+
+
 CALLS = {
     "merge_attention_states": states,
+    "move_blocks": moved_blocks,
     "paged_attention": attention_case,
     "reshape_and_cache": write_case,
     "reshape_and_cache_quant": quant_case,
     "dequant_cache": lambda: quant_case()[2:5:2],
+    "rotary_and_cache": rotation,
+    "slot_mapping": lambda: [torch.tensor([[7, 2], [5, -1]]), torch.tensor([15, 16])],
+    "get_batch_indices_positions": lambda: [torch.tensor([0, 1, 3]), torch.tensor([5, 2])],
 }
+NUMBERS = {"slot_mapping": {"block_size": 16}, "get_batch_indices_positions": {"nnz": 4}}
+OF_FLOATS = sorted(set(CALLS) - set(NUMBERS))
 
 
 def test_every_operation_is_here():
@@ -79,7 +95,7 @@ def test_the_profiler_sees_the_operation():
     assert "kvcache_dpex::reshape_and_cache" in {event.name for event in profile.events()}
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", OF_FLOATS)
 def test_forward_mode_tangents_are_refused(name):
     case = CALLS[name]()
     with forward_ad.dual_level():
@@ -90,7 +106,7 @@ def test_forward_mode_tangents_are_refused(name):
             getattr(kv, name)(*case)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", OF_FLOATS)
 def test_every_floating_argument_must_not_require_a_gradient(name):
     for at, array in enumerate(OPERATIONS[name].arrays):
         case = CALLS[name]()
@@ -113,7 +129,7 @@ def test_every_written_argument_counts_as_changed(name):
     """Autograd refuses to go back through a tensor that was saved before the write."""
     for at, array in enumerate(OPERATIONS[name].arrays):
         case = CALLS[name]()
-        options = RESULTS[name]() if name in RESULTS else {}
+        options = {**(RESULTS[name]() if name in RESULTS else {}), **NUMBERS.get(name, {})}
         written = options.get(array.name, case[at] if at < len(case) else None)
         if written is not None:
             before = written._version
@@ -151,6 +167,8 @@ def test_transforms_of_something_else_leave_an_operation_alone():
 
 
 RESULTS = {
+    "get_batch_indices_positions": lambda: {"out": torch.arange(4), "positions": torch.arange(4)},
+    "slot_mapping": lambda: {"out": torch.zeros(2, dtype=torch.int64)},
     "dequant_cache": lambda: {"out": torch.zeros(5, 4, 2, 16)},
     "merge_attention_states": lambda: {"out": torch.zeros(3, 2, 8), "lse": torch.zeros(3, 2)},
     "paged_attention": lambda: {"out": torch.zeros(2, 4, 16), "lse": torch.zeros(2, 4)},

@@ -115,6 +115,10 @@ def _store_at(view, value, index):
     raise NotImplementedError("only its lowering is used")
 
 
+def _zero_at(view, index):
+    raise NotImplementedError("only its lowering is used")
+
+
 def _row_at(view, index):
     raise NotImplementedError("only its lowering is used")
 
@@ -127,6 +131,11 @@ def _load(view, *index):
 @overload(views.store, target=TARGET)
 def _store(view, value, *index):
     return lambda view, value, *index: _store_at(view, value, index)
+
+
+@overload(views.store_zero, target=TARGET)
+def _store_zero(view, *index):
+    return lambda view, *index: _zero_at(view, index)
 
 
 @overload(views.row_from, target=TARGET)
@@ -155,8 +164,19 @@ def _(context, builder, kinds, view, index):
 def _(context, builder, kinds, view, value, index):
     pointer, places = _places(context, builder, kinds[0], view, kinds[-1], index)
     many = isinstance(kinds[-1][-1], types.BaseTuple)
+    if isinstance(kinds[1], types.Integer):
+        value = context.cast(builder, value, kinds[1], kinds[0].scalar)
     for place, each in zip(places, cgutils.unpack_tuple(builder, value) if many else [value]):
         _store_element(builder, kinds[0], pointer, place, each)
+
+
+@lower(_zero_at, types.void)
+def _(context, builder, kinds, view, index):
+    pointer, places = _places(context, builder, kinds[0], view, kinds[1], index)
+    zero = ir.Constant(context.get_value_type(kinds[0].scalar), 0)
+    zeros = zero if kinds[0].width == 1 else cgutils.pack_array(builder, [zero] * kinds[0].width)
+    for place in places:
+        _store_element(builder, kinds[0], pointer, place, zeros)
 
 
 def _row_type(view, index):

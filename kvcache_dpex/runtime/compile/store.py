@@ -16,25 +16,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import os
-import pkgutil
 import sys
 import threading
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from . import cache, compiler, edits, elsewhere, parameters, source, spirv
 from .cache import cache_folder as cache_folder
 
-_PACKAGE = Path(__file__).parents[2]
-_KERNELS = _PACKAGE / "kernels"
-PACKAGED = _PACKAGE / "spirv"
+PACKAGED = Path(__file__).parents[2] / "spirv"
 MANIFEST = "manifest.json"
 REINSTALL = "pip install --force-reinstall --no-deps kvcache_dpex"
-_NO_SOURCE = "kvcache_dpex is here without its source: reinstall it with its .py files"
+NO_SOURCE = "kvcache_dpex is here without its source: reinstall it with its .py files"
 _loading = threading.RLock()
 _loaded: dict[tuple, Module] = edits.cache()
 
@@ -145,7 +140,7 @@ def identity(function: Callable, index_space: str, bound: tuple[str, ...], in_re
 def compile_signature(function: Callable, wanted: Signature) -> bytes:
     """Compile, here or in another Python, and tell a person at a terminal what takes the time."""
     if not edits.text(function):
-        raise ImportError(f"kernel {wanted.name} cannot be compiled, since {_NO_SOURCE}")
+        raise ImportError(f"kernel {wanted.name} cannot be compiled, since {NO_SOURCE}")
     python = elsewhere.named()
     if python is None and compiler.available():
         # numba keeps what it compiled of a module that was imported again; a fresh process does not.
@@ -208,68 +203,3 @@ def _read(name: str) -> bytes:
     """A packaged file, through the loader, since the package may be a zip file."""
     loader: Any = __spec__.loader
     return loader.get_data(str(PACKAGED / name))
-
-
-def catalogue() -> list[tuple[Callable, dict[str, str]]]:
-    """Every kernel of the `kernels` folder with every choice of its type variables."""
-    found = []
-    for name in sorted(info.name for info in pkgutil.iter_modules([str(_KERNELS)])):
-        module = import_module(f"...kernels.{name}", __package__)
-        choices = getattr(module, "TYPES", None)
-        if choices is not None:
-            function = getattr(module, name)
-            found += [
-                (function, dict(zip(choices, values))) for values in itertools.product(*choices.values())
-            ]
-    return found
-
-
-def build_package(progress: Callable = iter) -> list[Module]:
-    """Compile the catalogue into the package and write its manifest; needs numba-dpex."""
-    modules = []
-    for function, choice in progress(catalogue()):
-        wanted = signature(function, **choice)
-        modules.append(Module(*wanted, compile_signature(function, wanted), "compiled"))
-    for stale in PACKAGED.glob("*.spv"):
-        stale.unlink()
-    for module in modules:
-        (PACKAGED / f"{module.name}.spv").write_bytes(module.binary)
-    entries = {
-        module.name: {
-            "identity": module.identity,
-            "sha256": hashlib.sha256(module.binary).hexdigest(),
-            "index_space": module.index_space,
-            "parameters": module.parameters,
-            "arguments": module.arguments,
-            "in_record": module.in_record,
-            "capabilities": spirv.capabilities(module.binary),
-        }
-        for module in modules
-    }
-    text = json.dumps({"compiler": compiler.VERSION, "modules": entries}, indent=1)
-    (PACKAGED / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    manifest.cache_clear()
-    edits.forget()
-    return modules
-
-
-def problems() -> list[str]:
-    """What keeps kernels from being found or compiled, with the remedy; empty where all is well."""
-    kernels = catalogue()
-    if not kernels:
-        return [f"no kernel in {_KERNELS}: {REINSTALL}"]
-    try:
-        missing = [each.name for each in itertools.starmap(_signature_of, kernels) if packaged(each) is None]
-        can_compile = compiler.available() or elsewhere.named() or elsewhere.installed()
-    except (ImportError, RuntimeError) as error:
-        return [str(error)]
-    count = f"{len(missing)} of {len(kernels)} kernels are not packaged with this source"
-    if missing and not all(edits.text(function) for function, _ in kernels):
-        return [f"{count} and cannot be compiled, since {_NO_SOURCE}"]
-    if missing and not can_compile:
-        return [f"{count}, and compiling them needs numba-dpex: {elsewhere.REMEDY}"]
-    return []
-
-
-def _signature_of(function: Callable, types: dict[str, str]) -> Signature:
-    return signature(function, **types)

@@ -32,9 +32,11 @@ __all__ = [
     "as_dpnp",
     "empty_like",
     "is_tensor",
+    "of_host",
     "read",
     "read_output",
     "storage_dtype",
+    "swapped",
     "tensor_module",
     "to_numpy",
     "zeros",
@@ -153,6 +155,18 @@ def to_numpy(array: Any) -> np.ndarray:
     return package_of(array).to_numpy(array)
 
 
+def swapped(array: Any, first: int, second: int) -> Any:
+    """A view of an array with two axes exchanged."""
+    if hasattr(array, "swapaxes"):
+        return array.swapaxes(first, second)
+    return tensor_module().swapaxes(array, first, second)
+
+
+def of_host(array: Any, values: np.ndarray) -> Any:
+    """The values of a NumPy array, where kernels on the queue of an array can read them."""
+    return package_of(array).of_host(array, values)
+
+
 def _empty_like(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     usm = _usm_of(array)
     result = tensor_module().empty(
@@ -165,4 +179,12 @@ def _to_numpy(array: Any) -> np.ndarray:
     return tensor_module().asnumpy(_usm_of(array))
 
 
-register("arrays", Package(_find_readers, _empty_like, _to_numpy))
+def _of_host(array: Any, values: np.ndarray) -> Any:
+    queue = _usm_of(array).sycl_queue
+    # Memory of the host needs no copy that would wait for the queue.
+    result = tensor_module().empty(values.shape, dtype=values.dtype, sycl_queue=queue, usm_type="host")
+    np.frombuffer(result.usm_data, values.dtype)[: values.size] = values.ravel()
+    return result
+
+
+register("arrays", Package(_find_readers, _empty_like, _to_numpy, _of_host))

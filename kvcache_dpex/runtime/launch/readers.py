@@ -76,6 +76,8 @@ class Package(NamedTuple):
     """An uninitialised array of a shape and dtype, where this array is."""
     to_numpy: Callable[[Any], np.ndarray]
     """A copy on the host, after all work that writes the array."""
+    of_host: Callable[[Any, np.ndarray], Any]
+    """An array of the same values that kernels beside this array can read; waits for nothing."""
 
 
 _packages: dict[str, Package] = {}

@@ -135,4 +135,10 @@ def empty_like(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype 
     return torch.empty(shape, dtype=dtype_of(dtype), device=tensor.device)
 
 
-register("tensors", Package(_find_readers, empty_like, to_numpy))
+def of_host(tensor: torch.Tensor, values: np.ndarray) -> torch.Tensor:
+    """The values of a NumPy array on the device of a tensor."""
+    found = torch.from_numpy(values)
+    return found if tensor.is_cpu else found.pin_memory().to(tensor.device, non_blocking=True)
+
+
+register("tensors", Package(_find_readers, empty_like, to_numpy, of_host))

@@ -1,8 +1,4 @@
-"""The oracle: every public operation again, on NumPy arrays, in loops that a reader believes at once.
-
-Same names, same argument order, same in-place semantics as the package's operations. Where slots
-repeat, the last row wins here; the device leaves the winner open.
-"""
+"""Rows: written, quantized, decoded and attended to."""
 
 from __future__ import annotations
 
