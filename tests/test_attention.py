@@ -47,6 +47,29 @@ def kernel(request, queue):
         yield request.param
 
 
+def test_scratch_memory_is_used_again_and_released(queue):
+    """First, since kernels that get too little of it may end the process."""
+    import dpctl
+
+    own = dpctl.SyclQueue(queue.sycl_device)
+    memory = scratch.of_queue(own)
+    assert scratch.of_queue(own) is memory
+    with memory.lent(1000) as first, memory.lent(10) as second:
+        assert first is not second
+    with memory.lent(500) as again:
+        assert again is first or again.size >= 500
+    with memory.lent(2000) as larger:
+        assert larger.size >= 2000
+    pieces = [memory.lent(10) for _ in range(9)]
+    for piece in pieces:
+        piece.__enter__()
+    for piece in pieces:
+        piece.__exit__(None, None, None)
+    assert len(memory._spare) == scratch.Scratch.MOST
+    del memory
+    assert own not in scratch._of_queues
+
+
 @pytest.mark.parametrize("code", [None, "int8", "fp8"])
 @pytest.mark.parametrize("value", VALUES)
 def test_every_type(runner, kernel, queue, rng, value, code):
@@ -164,6 +187,17 @@ def test_faults_stay_where_they_are(kernel, queue, rng, fault):
         assert np.isnan(found[3:6, 2:]).all()
 
 
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("runner", ["plain", "packaged"], indirect=True)
+def test_nan_of_any_bits_stays_nan_in_bfloat16(runner, kernel, queue, rng, bits):
+    """Rounded like a number, some of them would become infinity or zero."""
+    arguments, _ = batch(rng, [3], q_heads=1, kv_heads=1)
+    arguments[0] = reference.from_float32(arguments[0], "bfloat16")
+    arguments[2].view("u4")[...] = bits
+    found = paged_attention(*[to_device(each, queue) for each in arguments], dtype="bfloat16")
+    assert np.isnan(reference.as_float32(arrays.to_numpy(found), "bfloat16")).all()
+
+
 @pytest.mark.parametrize("length", [1, 5, 7, 8, 13, 17])
 def test_an_infinite_value_in_the_newest_row(kernel, queue, rng, length):
     """It is in the result once: infinity, and not NaN, as where it were added again with a weight of 0."""
@@ -272,28 +306,6 @@ def test_slots_that_the_kernel_of_cpus_cannot_count(queue, num_blocks, in_parts)
 )
 def test_splits(groups, tokens, capacity, splits):
     assert splits_of(groups, tokens, capacity) == splits
-
-
-def test_scratch_memory_is_used_again_and_released(queue):
-    import dpctl
-
-    own = dpctl.SyclQueue(queue.sycl_device)
-    memory = scratch.of_queue(own)
-    assert scratch.of_queue(own) is memory
-    with memory.lent(1000) as first, memory.lent(10) as second:
-        assert first is not second
-    with memory.lent(500) as again:
-        assert again is first or again.size >= 500
-    with memory.lent(2000) as larger:
-        assert larger.size >= 2000
-    pieces = [memory.lent(10) for _ in range(9)]
-    for piece in pieces:
-        piece.__enter__()
-    for piece in pieces:
-        piece.__exit__(None, None, None)
-    assert len(memory._spare) == scratch.Scratch.MOST
-    del memory
-    assert own not in scratch._of_queues
 
 
 @settings(max_examples=60, deadline=None)

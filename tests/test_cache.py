@@ -57,6 +57,7 @@ def test_a_damaged_file_is_not_read(file, damage):
         (MODULE, NAME, IDENTITY[:-1] + "0"),
         (MODULE, "double-uint64", IDENTITY),
         (tiny_module("other"), NAME, IDENTITY),
+        (MODULE + tiny_module("another")[20:], NAME, IDENTITY),
         (b"", NAME, IDENTITY),
     ],
     ids=["another identity", "another name", "another entry point", "an empty module"],

@@ -150,6 +150,14 @@ def test_nothing_to_do(kernel, queue, rng, blocks, tokens, slots, size):
     check_quantize(queue, *case, slots_of(slots))
 
 
+@pytest.mark.parametrize("size", [576, 4224])
+@pytest.mark.parametrize("kernel", ["quantize_gpu", "quantize_cpu"], indirect=True)
+def test_heads_beyond_512_values_take_the_general_kernel(kernel, queue, rng, size):
+    """Their lanes would take more local memory and larger work-groups than every device has."""
+    check_quantize(queue, *quantize_case(rng, "float32", heads=1, size=size), slots_of(SLOTS))
+    assert kernel == ["quantize_strided"]
+
+
 @pytest.mark.parametrize(("size", "limit"), [(128, 64), (260, 64), (512, 64), (1025, 256), (2048, 256)])
 def test_group_limits(kernel, queue, rng, monkeypatch, size, limit):
     """numba-dpex #1308: heads of many values, where a work-group may have few items."""
