@@ -65,7 +65,7 @@ def own_cache_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels_stay():
-    """Each kernel is built once: a build takes up to a second, and the driver keeps megabytes of it for good."""
+    """Each kernel is built once: a build takes up to a second, and the driver keeps megabytes of it."""
     built = []
 
     class StayingKernel(launch.Kernel):
