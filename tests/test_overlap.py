@@ -68,7 +68,7 @@ def test_layouts_that_are_proven_to_be_disjoint():
 
 @pytest.mark.parametrize("name", [name for name in kv.__all__ if hasattr(getattr(kv, name), "operation")])
 def test_every_written_array_is_compared_with_every_other_array(name):
-    """At one address, whichever two they are; two that are only read may share memory, as blocks that move."""
+    """At one address, whichever two they are; arrays that are only read may meet, and blocks that move."""
     operation = getattr(kv, name).operation
     names = [array.name for array in operation.arrays]
     kinds = [array.kind for array in operation.arrays]
