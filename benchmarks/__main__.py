@@ -8,7 +8,9 @@ Every contender's output is compared with the reference, byte for byte, before i
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,26 @@ from .presets import DESCRIPTIONS, PRESETS, Case, cases_of
 from .report import Result, draw, table_of, write_json
 from .work import Absent, Contender, Work, Wrong, queue_for
 
+PROGRAMS = {
+    "attention": "paged attention beside torch's",
+    "blocks": "the block manager beside vLLM's",
+    "breakdown": "where the microseconds of a small write go",
+    "generation": "decode steps of SmolLM2 in transformers, from several caches",
+    "memory": "memory over 100,000 calls, and of caches",
+    "moves": "blocks copied in every layer, beside plain copies",
+    "transfer": "blocks sent between two processes",
+    "vllm_steps": "decode steps of vLLM, with its attention and ours",
+}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the presets; 1 where a contender's output is wrong."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] and arguments[0] in PROGRAMS:
+        sys.argv = [f"python -m benchmarks {arguments[0]}", *arguments[1:]]
+        return import_module(f".{arguments[0]}", __package__).main() or 0
     options = _parser().parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
     queue = queue_for(options.device)
     found = conditions(queue)
     console.print(", ".join(f"{name} {value}" for name, value in found.items()), highlight=False)
@@ -91,11 +108,13 @@ def _preset(name: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {name:<11} {text}" for name, text in DESCRIPTIONS.items())
+    listed, programs = (
+        "\n".join(f"  {name:<11} {text}" for name, text in each.items()) for each in (DESCRIPTIONS, PROGRAMS)
+    )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
-        epilog=f"presets:\n{listed}",
+        epilog=f"presets:\n{listed}\n\nprograms of their own, with options of their own:\n{programs}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

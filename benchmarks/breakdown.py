@@ -1,6 +1,6 @@
 """Where the microseconds of a small write go: 8 tokens, 8 heads, 128, float32.
 
-    python -m benchmarks.breakdown
+    python -m benchmarks breakdown
 
 Stages are timed inside of one another, so their sum is larger than the whole by the cost of the clock.
 """
@@ -33,7 +33,7 @@ WRITE = OPERATIONS["reshape_and_cache"]
 
 def main() -> int:
     """Print two tables: whole things beside each other, and the stages of one call."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.breakdown", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks breakdown", description=__doc__)
     parser.add_argument("--device", help="a dpctl filter string; default: the best device")
     parser.add_argument("--seconds", type=float, default=5.0, help="default: %(default)s")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """SmolLM2-135M generates from a PagedCache and from transformers' own cache.
 
-    python -m benchmarks.generation
+    python -m benchmarks generation
 
 Prints the time of a decode step over the length of the context, the next-token loss of three texts read in
 chunks, and the memory that their tokens hold. Float caches must give the tokens of transformers' own cache,
@@ -10,6 +10,7 @@ otherwise nothing is printed. Needs ``pip install 'kvcache_dpex[model]'`` and
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 import warnings
@@ -88,6 +89,9 @@ def loss_and_bytes(model: Any, tokens: torch.Tensor, name: str) -> tuple[float, 
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     tokenizer, model = load("cpu")

@@ -1,6 +1,6 @@
 """Memory: no growth over many calls, and how much the caches themselves take.
 
-    python -m benchmarks.memory
+    python -m benchmarks memory
 
 Ends with 1 where the process grew by more than a byte a call in the second half of the calls: allocators
 take some pages for good in the first.
@@ -33,7 +33,7 @@ ALLOWED = 1.0  # bytes a call: the least that Python allocates is 16
 
 def main() -> int:
     """Print both tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks memory", description=__doc__)
     parser.add_argument("--device", help="a dpctl filter string; default: the best device")
     parser.add_argument("--calls", type=int, default=100_000, help="of each operation; default: %(default)s")
     options = parser.parse_args()

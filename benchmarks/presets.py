@@ -25,7 +25,7 @@ class Case(NamedTuple):
     random_slots: bool = False
 
     def __str__(self) -> str:
-        what = f"{self.operation}, {self.tokens} x {self.heads} x {self.size}, {self.dtype}"
+        what = f"{self.operation}, {self.tokens} tokens x {self.heads} heads x {self.size}, {self.dtype}"
         what += ", random slots" if self.random_slots else ""
         return f"{what} ({self.model})" if self.model else what
 

@@ -11,6 +11,8 @@ from rich.table import Table
 from .measure import Timing
 from .presets import Case
 
+COLUMNS = "contender", "on", "median us", "quartiles us", "first call us", "GB/s", "time / ours"
+
 
 class Result(NamedTuple):
     """One case: timings of those that took part, and why the others did not."""
@@ -30,9 +32,7 @@ class Result(NamedTuple):
 def table_of(result: Result) -> Table:
     """Fastest first; how many times as long as ours each takes."""
     ours = next(iter(result.timings.values())).median
-    table = Table(
-        "contender", "on", "median us", "quartiles us", "GB/s", "time / ours", title=str(result.case)
-    )
+    table = Table(*COLUMNS, title=str(result.case))
     for name, timing in sorted(result.timings.items(), key=lambda item: item[1].median):
         kind = result.kinds[name]
         rate = "" if kind == "floor" else f"{result.case.num_bytes / timing.median / 1e3:.2f}"
@@ -87,7 +87,9 @@ def draw(path: Path, conditions: dict[str, Any], results: list[Result]) -> None:
     )
     for axis, family in zip(axes[:, 0], families.values()):
         (_lines if len(family) > 2 else _bars)(axis, family)
-    figure.suptitle(f"{conditions['device type']}: {conditions['device']}, {conditions['host cores']} cores")
+    device, host = conditions["device"], conditions["host processor"]
+    host = "" if device == host else f", host {host}"
+    figure.suptitle(f"{conditions['device type']}: {device}{host}, {conditions['host cores']} host cores")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
@@ -103,8 +105,11 @@ def _lines(axis: Any, family: list[Result]) -> None:
             axis.plot(tokens, rates, marker="o", linewidth=2.5 if kind == "ours" else 1, label=name)
     ceilings = [(result.ceiling() or float("nan")) / 1e9 for result in family]
     axis.plot(tokens, ceilings, "k--", label="fastest copy of the same bytes")
-    axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel="GB/s, read and written")
-    axis.set_title(str(family[0].case._replace(tokens=0)).replace(" 0 x", ""))
+    axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel="GB/s, read and written (higher is better)")
+    axis.set_xticks(tokens, [str(count) for count in tokens])
+    axis.minorticks_off()
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.set_title(str(family[0].case._replace(tokens=0)).replace(" 0 tokens x", ""))
     axis.grid(visible=True, which="both", alpha=0.3)
     axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
 
@@ -116,12 +121,20 @@ def _rate(result: Result, name: str) -> float:
 
 def _bars(axis: Any, family: list[Result]) -> None:
     """Time of each contender, shortest on top, with quartiles."""
+    from matplotlib import pyplot
+
     (result,) = family
     rows = [(timing.median, timing, name, result.kinds[name]) for name, timing in result.timings.items()]
     rows.sort(key=lambda row: -row[0])
     colours = {"ours": "tab:blue", "rival": "tab:gray", "copy": "tab:green", "floor": "tab:olive"}
     medians = [row[0] for row in rows]
     spread = [[row[0] - row[1].lower for row in rows], [row[1].upper - row[0] for row in rows]]
-    axis.barh([row[2] for row in rows], medians, xerr=spread, color=[colours[row[3]] for row in rows])
-    axis.set(xscale="log", xlabel="microseconds, median and quartiles", title=str(result.case))
+    bars = axis.barh([row[2] for row in rows], medians, xerr=spread, color=[colours[row[3]] for row in rows])
+    axis.bar_label(bars, [f"{median:.3g}" for median in medians], padding=6)
+    axis.set(xlabel="microseconds, median and quartiles (shorter is better)", title=str(result.case))
+    axis.set_xlim(0, 1.15 * max(row[1].upper for row in rows))
     axis.grid(visible=True, axis="x", alpha=0.3)
+    kinds = {"ours": "this package", "rival": "others", "copy": "copy of the bytes", "floor": "empty launch"}
+    shown = [kind for kind in kinds if kind in {row[3] for row in rows}]
+    patches = [pyplot.Rectangle((0, 0), 1, 1, color=colours[kind]) for kind in shown]
+    axis.legend(patches, [kinds[kind] for kind in shown], fontsize="small", loc="best")

@@ -1,6 +1,6 @@
 """Blocks sent from one process to another over gloo, and what that means for prefill and decode machines.
 
-    python -m benchmarks.transfer
+    python -m benchmarks transfer
 
 Two processes on this machine move a sequence of Llama-3-8B's shape, layer by layer, into other blocks; its
 bytes are compared before times are printed. The second table is arithmetic: how many prompt tokens a second

@@ -2,7 +2,7 @@
 
 ``.ci/vllm`` makes the environment and the model::
 
-    KVCACHE_DPEX_SMOLLM2=build/vllm/smollm2 build/vllm/bin/python -m benchmarks.vllm_steps
+    KVCACHE_DPEX_SMOLLM2=build/vllm/smollm2 build/vllm/bin/python -m benchmarks vllm_steps
 
 Every engine runs in a process of its own. Tokens are compared before times are printed: in float32 they must
 be those of stock vLLM.
@@ -10,6 +10,7 @@ be those of stock vLLM.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -81,6 +82,9 @@ def agreement(one: list, other: list) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     found = {name: measure(*which) for name, which in CONTENDERS.items()}
     stock, ours = found["stock vLLM, float32"], found["kvcache_dpex, float32"]
     if ours["tokens"] != stock["tokens"]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .ops.blocks import swap_blocks as swap_blocks
     from .ops.blocks import zero_blocks as zero_blocks
     from .ops.dequantize import dequant_cache as dequant_cache
+    from .ops.dequantize import dequant_caches as dequant_caches
     from .ops.merge import merge_attention_states as merge_attention_states
     from .ops.moves import move_blocks as move_blocks
     from .ops.quantize import reshape_and_cache_quant as reshape_and_cache_quant
@@ -43,6 +44,7 @@ _HOMES = {
     "concat_and_cache_mla": ".ops.spellings",
     "copy_blocks": ".ops.blocks",
     "dequant_cache": ".ops.dequantize",
+    "dequant_caches": ".ops.dequantize",
     "empty_cache": ".ops.allocate",
     "empty_quant_cache": ".ops.allocate",
     "gather_blocks": ".ops.blocks",

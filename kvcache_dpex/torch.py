@@ -39,6 +39,7 @@ __all__ = [
     "concat_and_cache_mla",
     "copy_blocks",
     "dequant_cache",
+    "dequant_caches",
     "empty_cache",
     "empty_quant_cache",
     "flash_attn_func",
@@ -97,11 +98,13 @@ def empty_quant_cache(
     *,
     value_head_size: int | None = None,
     format: str = "int8_per_token_head",
+    scales_by_block: bool = False,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Caches of codes and their float32 scales ``[num_blocks * block_size, num_kv_heads]``, all zeros.
 
-    Codes are int8, or float8_e4m3fn where `format` is ``"fp8_per_token_head"``.
+    Codes are int8, or float8_e4m3fn where `format` is ``"fp8_per_token_head"``. `scales_by_block` gives the
+    scales the axes of the codes, ``[num_blocks, block_size, num_kv_heads]``, so that one index fits both.
 
     Examples
     --------
@@ -118,7 +121,8 @@ def empty_quant_cache(
         dtype=formats.quantized(format).dtype,
         device=device,
     )
-    ks, vs = (_zeros((num_blocks * block_size, num_kv_heads), torch.float32, device) for _ in range(2))
+    scales = kq.shape[:3] if scales_by_block else (num_blocks * block_size, num_kv_heads)
+    ks, vs = (_zeros(tuple(scales), torch.float32, device) for _ in range(2))
     return kq, vq, ks, vs
 
 
@@ -186,6 +190,14 @@ def _names_asked_for(operation: Operation, keywords: dict[str, Any]) -> list[str
 
 def _require_plain_tensors(operation: Operation, arguments: tuple, keywords: dict[str, Any]) -> None:
     """Say what torch's error means, where it comes from an argument that the dispatcher cannot take."""
+    expected = sum(
+        each.kind is each.POSITIONAL_OR_KEYWORD for each in operation.signature.parameters.values()
+    )
+    if len(arguments) > expected:
+        message = f"{operation.name}() takes {expected} positional arguments but {len(arguments)} were given"
+        if operation.name == "reshape_and_cache":
+            message += "; vLLM's 8 arguments are those of reshape_and_cache_flash"
+        raise TypeError(message)
     for array, tensor in dispatch.named(operation, arguments, keywords):
         if not isinstance(tensor, Tensor) and not (tensor is None and array.optional):
             name, kind = array.name, f"{type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -228,6 +240,22 @@ dequant_cache = _on_tensors(
 torch.Size([2, 16, 8, 128])
 """,
 )
+
+
+def dequant_caches(
+    kq: Tensor,
+    vq: Tensor,
+    ks: Tensor,
+    vs: Tensor,
+    *,
+    dtype: Any = None,
+    blocks: Any = None,
+    format: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """As `kvcache_dpex.dequant_caches`, on tensors."""
+    options = {"dtype": dtype, "blocks": blocks, "format": format}
+    return dequant_cache(kq, ks, **options), dequant_cache(vq, vs, **options)
+
 
 paged_attention = _on_tensors(
     attention.paged_attention,

@@ -11,12 +11,20 @@ import pytest
 from rich.console import Console
 
 from benchmarks import __main__ as command
-from benchmarks import blocks, contenders, memory, presets
+from benchmarks import attention, blocks, contenders, memory, moves, presets
 from benchmarks.contenders import ENTRIES, OURS, Entry
+from benchmarks.measure import Timing
+from benchmarks.report import Result, table_of
 from benchmarks.work import Absent, Work
 from helpers import ROOT, output_of
 
 QUICK = ["--seconds", "0.01", "--skip", "torch", "--skip", "vLLM", "--skip", "numba"]
+
+
+def torch_module():
+    import kvcache_dpex.torch
+
+    return kvcache_dpex.torch
 
 
 def run(tmp_path, *arguments):
@@ -99,6 +107,31 @@ def test_every_preset_is_described():
     assert presets.cases_of(["table", "decode"])[:2] == presets.PRESETS["table"]
 
 
+def test_each_figure_stands_under_its_name():
+    case = presets.Case("write", 8)
+    timings = {"ours": Timing(10, 9, 12, 50, first=40), "copy": Timing(5, 4, 6, 50, first=7)}
+    result = Result(case, timings, {"ours": "ours", "copy": "copy"}, dict.fromkeys(timings, "here"), {})
+    table = table_of(result)
+    shown = {column.header: list(column.cells) for column in table.columns}
+    rates = [f"{case.num_bytes / time / 1e3:.2f}" for time in (5, 10)]
+    assert shown == {
+        "contender": ["copy", "ours"],
+        "on": ["here", "here"],
+        "median us": ["5.0", "10.0"],
+        "quartiles us": ["4.0 - 6.0", "9.0 - 12.0"],
+        "first call us": ["7.0", "40.0"],
+        "GB/s": rates,
+        "time / ours": ["0.50", "1.00"],
+    }
+    assert table.title == "write, 8 tokens x 8 heads x 128, float32"
+
+
+def test_a_narrow_terminal(queue, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    command.main(["table", *QUICK])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+
+
 def test_charts(tmp_path):
     """Bars for single cases, lines for three token counts and more."""
     pytest.importorskip("matplotlib", reason="charts need the extra `bench`")
@@ -107,6 +140,7 @@ def test_charts(tmp_path):
     text = file.read_text()
     assert text.count('<g id="axes_') == 2
     assert "fastest copy of the same bytes" in text
+    assert "shorter is better" in text
 
 
 @pytest.mark.parametrize("case", [*presets.PRESETS["random"], *presets.PRESETS["prefill"]], ids=str)
@@ -161,3 +195,40 @@ def test_blocks_are_timed_without_vllm(capsys):
 def test_vllm_is_looked_for_where_it_was_said_to_be(tmp_path):
     with pytest.raises(SystemExit, match=r"has no vllm/v1/core/block_pool.py; --help says how to get it$"):
         blocks.main(["--vllm", str(tmp_path)])
+
+
+@pytest.mark.parametrize("name", command.PROGRAMS)
+def test_programs_are_subcommands(name, capsys, monkeypatch):
+    if name in ("generation", "transfer"):
+        pytest.importorskip("torch", reason=f"benchmarks.{name} measures tensors")
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    with pytest.raises(SystemExit) as end:
+        command.main([name, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_attention_is_compared_with_torch(dtype, num_tokens, monkeypatch):
+    pytest.importorskip("torch", reason="torch is what paged attention is measured beside")
+    shape = attention.Shape(2 if num_tokens == 1 else 1, 5, num_tokens, 4, 2, 32)
+    found = attention.contenders(shape, dtype)
+    folded = ["SDPA folded", "read floor"] if num_tokens == 1 else []
+    assert list(found) == ["paged_attention", "gather + SDPA", "SDPA", *folded]
+    twice = found["paged_attention"]() * 2
+    monkeypatch.setattr(torch_module(), "paged_attention", lambda *given, **named: twice)
+    with pytest.raises(SystemExit, match=r"^paged_attention is wrong by "):
+        attention.contenders(shape, dtype)
+
+
+def test_moves_are_compared_with_torch(monkeypatch):
+    pytest.importorskip("torch", reason="torch's copies are what moves are measured beside")
+    monkeypatch.setattr(moves, "NUM_BLOCKS", 6)
+    monkeypatch.setattr(moves, "PAIRS", 2)
+    found, size = moves.contenders("int8_per_token_head")
+    assert size == moves.LAYERS * 2 * 2 * 16 * 8 * (128 + 4)
+    assert len(found) == 5
+    monkeypatch.setattr(torch_module(), "copy_blocks", lambda *given: None)
+    with pytest.raises(SystemExit, match="leave different caches"):
+        moves.contenders("int8_per_token_head")

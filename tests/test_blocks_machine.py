@@ -39,6 +39,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.num_blocks, self.size, self.window = num_blocks, block_size, window
         self.memory = {}  # what was written to each slot: the prefix up to its token
         self.tokens, self.written, self.committed = {}, {}, {}
+        self.offered = {}  # leading blocks of each sequence whose prefixes were offered to others
         self.findable = {}  # block of each committed prefix
         self.stale = set()  # sequences from before a reset of the prefix cache
         self.names = iter(range(10**9))
@@ -111,6 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert call() == prefix * self.size
         self.tokens[name] = list(tokens)
         self.written[name] = self.committed[name] = prefix * self.size
+        self.offered[name] = prefix
         self.hits += prefix
         self.misses += max(0, len(tokens) - 1) // self.size - prefix
         fresh = self.pool.block_table(name)[prefix:]
@@ -193,9 +195,9 @@ class PoolMachine(RuleBasedStateMachine):
         if name not in self.stale:
             prefixes = self.prefixes(self.tokens[name], length // self.size)
             # The table before the call: blocks that the window has released by now are found too.
-            for prefix, block in zip(prefixes, before):
-                if block >= 0 and block not in self.findable.values():
-                    self.findable.setdefault(prefix, block)
+            for prefix, block in [*zip(prefixes, before)][self.offered[name] :]:
+                self.findable.setdefault(prefix, block)
+            self.offered[name] = max(self.offered[name], len(prefixes))
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
@@ -204,7 +206,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.fork(name, twin)
         assert self.pool.block_table(twin) == self.pool.block_table(name)
         self.tokens[twin] = list(self.tokens[name])
-        self.written[twin], self.committed[twin] = self.written[name], self.committed[name]
+        for each in (self.written, self.committed, self.offered):
+            each[twin] = each[name]
         if name in self.stale:
             self.stale.add(twin)
 
@@ -224,6 +227,7 @@ class PoolMachine(RuleBasedStateMachine):
         del self.tokens[name][length:]
         self.written[name] = min(length, self.written[name])
         self.committed[name] = min(length, self.committed[name])
+        self.offered[name] = min(length // self.size, self.offered[name])
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())

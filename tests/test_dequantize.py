@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers import random_bits, sentinel, to_device
-from kvcache_dpex import dequant_cache, empty_quant_cache, reference, reshape_and_cache_quant
+from kvcache_dpex import dequant_cache, dequant_caches, empty_quant_cache, reference, reshape_and_cache_quant
 from kvcache_dpex.layout import slots_of_sequence
 from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.launch import arrays
@@ -209,6 +209,23 @@ def test_a_fresh_cache_decodes_to_zero(queue):
                 assert not arrays.to_numpy(dequant_cache(codes, scales, dtype=dtype)).view("u1").any()
         for array in (kq, vq, ks, vs):
             array[...] = 77
+
+
+@pytest.mark.parametrize("by_block", [False, True])
+def test_keys_and_values_in_one_call(queue, rng, by_block):
+    """Scales by block take the index of their codes."""
+    shape = (5, 4, 2, 16)
+    caches = empty_quant_cache(*shape, scales_by_block=by_block, device=queue)
+    assert caches[2].shape == caches[3].shape == (shape[:3] if by_block else (20, 2))
+    rows = [loud * rng.standard_normal((20, 2, 16), dtype="float32") for loud in (1, 50)]
+    slots = rng.permutation(20)
+    reshape_and_cache_quant(*(to_device(row, queue) for row in rows), *caches, to_device(slots, queue))
+    table = np.array([3, 0])
+    found = dequant_caches(*caches, blocks=to_device(table, queue))
+    kq, vq, ks, vs = map(arrays.to_numpy, caches)
+    for values, codes, scales in zip(map(arrays.to_numpy, found), (kq, vq), (ks, vs)):
+        scales = scales if by_block else scales.reshape(shape[:3])
+        np.testing.assert_array_equal(values, (codes * scales[..., None])[table])
 
 
 @pytest.mark.parametrize("residue", range(16))

@@ -299,12 +299,28 @@ def test_the_opencl_driver_of_the_user_is_reported(examine, monkeypatch):
     assert examine()["opencl_driver"] == "/their/driver.so"
 
 
+def test_another_python_compiles(examine, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("KVCACHE_DPEX_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "available", lambda: False)
+    installed = tmp_path / "compiler" / "bin" / "python"
+    installed.parent.mkdir(parents=True)
+    installed.symlink_to(sys.executable)
+    for variable, python in [("", installed), (sys.executable, sys.executable), ("/no/python", None)]:
+        monkeypatch.setenv(elsewhere.VARIABLE, variable)
+        assert examine()["compiler_python"] == (str(python) if python else None)
+    monkeypatch.setenv(elsewhere.VARIABLE, sys.executable)
+    main(["doctor"])
+    assert capsys.readouterr().out.splitlines()[0].endswith(f": kernels compile in {sys.executable}")
+
+
 def test_the_report(capsys, queue):
     """The text and the JSON of the environment of these tests."""
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
     kind = "kernels compile here" if compiler.available() else "packaged SPIR-V, no compiler"
+    if elsewhere.named():
+        kind = f"kernels compile in {re.escape(elsewhere.named())}"
     assert re.fullmatch(rf"kvcache_dpex {re.escape(__version__)} on Python 3\.\S+: {kind}", lines[0])
     assert f"dpctl {compatibility.version('dpctl')}, dpnp {compatibility.version('dpnp')}, " in lines[1]
     assert lines[2].startswith(f"SYCL runtime libsycl.so.{LINKED}, OpenCL CPU driver /")

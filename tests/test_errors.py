@@ -49,7 +49,13 @@ def assert_refused(arguments, error, message, queue, **options):
 
 SHAPES = [
     ("key", (6, 16), "`key` must have shape [num_tokens, num_kv_heads, head_size], got [6, 16]"),
-    ("key", (1, 6, 2, 8), "`key` must have shape [num_tokens, num_kv_heads, head_size], got [1, 6, 2, 8]"),
+    (
+        "key",
+        (1, 2, 6, 8),
+        "`key` must have shape [num_tokens, num_kv_heads, head_size], got [1, 2, 6, 8]; rows of "
+        "transformers, [1, num_kv_heads, num_tokens, head_size], are key[0].swapaxes(0, 1)",
+    ),
+    ("key", (2, 6, 2, 8), "`key` must have shape [num_tokens, num_kv_heads, head_size], got [2, 6, 2, 8]"),
     ("key", (), "`key` must have shape [num_tokens, num_kv_heads, head_size], got []"),
     ("value", (6, 16), "`value` must have shape [num_tokens, num_kv_heads, head_size], got [6, 16]"),
     ("value", (5, 2, 8), "`value` must have the 6 tokens and 2 heads of `key`, got [5, 2, 8]"),
@@ -106,6 +112,18 @@ def test_heads_of_nothing(arguments, new, queue, name):
 )
 def test_dtypes(arguments, new, queue, name, dtype, message):
     arguments[name] = new(*arguments[name].shape, dtype=dtype)
+    assert_refused(arguments, TypeError, message, queue)
+
+
+def test_a_key_of_numpys_default_dtype(arguments, new, queue):
+    if not queue.sycl_device.has_aspect_fp64:
+        pytest.skip(f"{queue.sycl_device.name} has no float64 arrays")
+    for name in ("key", "value"):
+        arguments[name] = new(*arguments[name].shape, dtype="float64")
+    message = (
+        "`key_cache` must have the dtype of `key`, float64, got float32; convert `key` with "
+        'key.astype("float32")'
+    )
     assert_refused(arguments, TypeError, message, queue)
 
 

@@ -175,7 +175,8 @@ class BlockPool(Suspended):
         """Say that the keys and values of a sequence's first tokens have been written.
 
         Their full blocks may be shared from now on, and those that a sliding window has left behind are
-        released: -1 takes their place in the block table, and positions stay as they are.
+        released: -1 takes their place in the block table, and positions stay as they are. Of several blocks
+        with the same prefix, only the first that was committed is shared.
 
         Call it after each forward pass, and with speculative decoding after `truncate` has dropped the
         tokens that were not accepted. Tokens that are never committed are never shared, so a forward

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..runtime.compile import cache, compiler, package, store
+from ..runtime.compile import cache, compiler, elsewhere, package, store
 from ..runtime.environment import compatibility, devices, gpu, libraries
 from . import arguments, check, output
 
@@ -49,6 +49,7 @@ def examine() -> dict[str, Any]:
         "libsycl": libraries.linked_sycl_version(),
         "opencl_driver": os.environ.get("OCL_ICD_FILENAMES") or str(libraries.find("libintelocl") or ""),
         "compiler": compiler.available(),
+        "compiler_python": _compiler_python(),
         "devices": [],
         "default_device": None,
         "kernels": {},
@@ -68,6 +69,14 @@ def examine() -> dict[str, Any]:
         report["default_device"] = devices.default_device().filter_string
         problems += _failed_write()
     return report
+
+
+def _compiler_python() -> str | None:
+    """Another Python that compiles kernels, if that is so."""
+    try:
+        return elsewhere.named() or (None if compiler.available() else elsewhere.installed())
+    except ImportError:  # `package.problems` says why
+        return None
 
 
 def _missing_packages() -> list[str]:
@@ -150,6 +159,8 @@ def _failed_write() -> list[str]:
 
 def _print(report: dict[str, Any]) -> None:
     kind = "kernels compile here" if report["compiler"] else "packaged SPIR-V, no compiler"
+    if report["compiler_python"]:
+        kind = f"kernels compile in {report['compiler_python']}"
     print(f"kvcache_dpex {report['kvcache_dpex']} on Python {report['python']}: {kind}")
     versions = (f"{name} {version or 'not installed'}" for name, version in report["packages"].items())
     print(f"packages: {', '.join(versions)}")

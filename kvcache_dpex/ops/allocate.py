@@ -72,6 +72,7 @@ def empty_quant_cache(
     *,
     value_head_size: int | None = None,
     format: str = "int8_per_token_head",
+    scales_by_block: bool = False,
     device: Any = None,
     usm_type: str = "device",
 ) -> tuple[Any, Any, Any, Any]:
@@ -86,13 +87,18 @@ def empty_quant_cache(
     format
         ``"int8_per_token_head"`` or ``"fp8_per_token_head"``, whose codes are uint8 arrays that hold the
         bits of float8_e4m3fn.
+    scales_by_block
+        Give the scales the axes of the codes, ``[num_blocks, block_size, num_kv_heads]``, so that one index
+        fits both: ``kq[block, offset, head] * ks[block, offset, head]``. Every operation takes both shapes,
+        which are the same memory.
 
     Returns
     -------
     kq, vq : dpnp.ndarray, int8 or uint8
         Codes, ``[num_blocks, block_size, num_kv_heads, head_size]``.
     ks, vs : dpnp.ndarray, float32
-        Scales by slot, ``[num_blocks * block_size, num_kv_heads]``.
+        Scales by slot, ``[num_blocks * block_size, num_kv_heads]``: those of codes ``[block, offset, head]``
+        are at ``[block * block_size + offset, head]``.
 
     Raises
     ------
@@ -107,7 +113,7 @@ def empty_quant_cache(
     """
     launch.refuse_after_fork()
     kq, vq = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
-    scales = (kq[0] * kq[1], kq[2])
+    scales = kq[:3] if scales_by_block else (kq[0] * kq[1], kq[2])
     shapes = {"kq": kq, "vq": vq, "ks": scales, "vs": scales}
     codes = formats.quantized(format).dtype
     dtypes = {"kq": codes, "vq": codes, "ks": "float32", "vs": "float32"}

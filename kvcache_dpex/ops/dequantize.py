@@ -114,6 +114,39 @@ def dequant_cache(
     return perform(dequant_cache, (q, scales, blocks, out), (dtype, format))
 
 
+def dequant_caches(
+    kq: Any, vq: Any, ks: Any, vs: Any, *, dtype: Any = None, blocks: Any = None, format: Any = None
+) -> tuple[Any, Any]:
+    """Decode keys and values, in the order in which `empty_quant_cache` gives their codes and scales.
+
+    Parameters
+    ----------
+    kq, vq, ks, vs
+        Codes and scales of keys and values.
+    dtype, blocks, format
+        As for `dequant_cache`.
+
+    Returns
+    -------
+    keys, values : [*blocks.shape, block_size, num_kv_heads, head_size]
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `dequant_cache`.
+
+    Examples
+    --------
+    >>> import kvcache_dpex as kv
+    >>> caches = kv.empty_quant_cache(4, 16, 8, 128)
+    >>> keys, values = kv.dequant_caches(*caches, dtype="float16")
+    >>> keys.shape
+    (4, 16, 8, 128)
+    """
+    options = {"dtype": dtype, "blocks": blocks, "format": format}
+    return dequant_cache(kq, ks, **options), dequant_cache(vq, vs, **options)
+
+
 def _whole_rows(
     kernel: Callable,
     codes: Operand,

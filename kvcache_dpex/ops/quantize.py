@@ -33,13 +33,11 @@ def _check(
 ) -> None:
     validate.rows(key, value)
     validate.float_type("key", key, dtype)
-    if value.dtype != key.dtype:
-        raise TypeError(f"`value` must have the dtype of `key`, {key.dtype_name}, got {value.dtype_name}")
+    validate.same_dtype("value", value, "key", key)
     for name, codes, rows_name, rows in (("kq", kq, "key", key), ("vq", vq, "value", value)):
         validate.cache(name, codes, rows_name, rows)
         validate.codes(name, codes, format)
-    if vq.dtype != kq.dtype:
-        raise TypeError(f"`vq` must have the dtype of `kq`, {kq.dtype_name}, got {vq.dtype_name}")
+    validate.same_dtype("vq", vq, "kq", kq)
     validate.same_slots("vq", vq, "kq", kq)
     validate.scales("ks", ks, "kq", kq)
     validate.scales("vs", vs, "vq", vq)

@@ -15,8 +15,15 @@ def rows(key: Operand, value: Operand) -> None:
     """New rows: ``[num_tokens, num_kv_heads, head_size]``, value's head size its own."""
     for name, operand in (("key", key), ("value", value)):
         if len(operand.shape) != 3:
+            batch_of_one = len(operand.shape) == 4 and operand.shape[0] == 1
             raise ValueError(
                 f"`{name}` must have shape [num_tokens, num_kv_heads, head_size], got {list(operand.shape)}"
+                + (
+                    f"; rows of transformers, [1, num_kv_heads, num_tokens, head_size], are "
+                    f"{name}[0].swapaxes(0, 1)"
+                    if batch_of_one
+                    else ""
+                )
             )
     if value.shape[:2] != key.shape[:2]:
         raise ValueError(
@@ -69,6 +76,21 @@ def result(name: str, operand: Operand, wanted: Any) -> None:
     """An array that takes a result has its shape."""
     if tuple(operand.shape) != tuple(wanted.shape):
         raise ValueError(f"`{name}` must have shape {list(wanted.shape)}, got {list(operand.shape)}")
+
+
+def same_dtype(name: str, operand: Operand, other_name: str, other: Operand) -> None:
+    """Two arrays of one dtype."""
+    given, wanted = operand.dtype_name, other.dtype_name
+    if operand.dtype == other.dtype:
+        return
+    message = f"`{name}` must have the dtype of `{other_name}`, {wanted}, got {given}"
+    if {given, wanted} == {"uint16", "bfloat16"}:
+        viewed = name if given == "uint16" else other_name
+        raise TypeError(f"{message}; if it holds the bits of bfloat16, pass {viewed}.view(torch.bfloat16)")
+    if wanted == "float64" and given in ("float32", "float16", "bfloat16"):
+        how = f"to(torch.{given})" if _is_tensor(other) else f'astype("{given}")'
+        raise TypeError(f"{message}; convert `{other_name}` with {other_name}.{how}")
+    raise TypeError(message)
 
 
 def of_type(name: str, operand: Operand, wanted: str) -> None:

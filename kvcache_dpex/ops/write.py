@@ -34,10 +34,7 @@ def _check(
     validate.slots(slot_mapping, key.shape[0])
     validate.head_sizes(key, value)
     for name, other in (("value", value), ("key_cache", key_cache), ("value_cache", value_cache)):
-        if other.dtype != key.dtype:
-            raise TypeError(
-                f"`{name}` must have the dtype of `key`, {key.dtype_name}, got {other.dtype_name}"
-            )
+        validate.same_dtype(name, other, "key", key)
     if key.itemsize not in (1, 2, 4, 8):
         raise TypeError(f"`key` must have a dtype of 1, 2, 4 or 8 bytes, got {key.dtype_name}")
 

@@ -20,7 +20,7 @@ from .tables import Step, Tables
 
 ATTENTION = "kvcache_dpex"
 HANDLE = "_kvcache_dpex_layer"
-_PAGED = ("full_attention", "sliding_attention", "chunked_attention")
+PAGED = ("full_attention", "sliding_attention", "chunked_attention")
 # Their models change keys or values between the cache and attention.
 _GATHERED = ("deepseek", "diffllama", "gemma3n", "moonshine")
 
@@ -205,7 +205,7 @@ class PagedCache(Cache):
         gathered = getattr(self.config, "kv_lora_rank", None) is not None or model.startswith(_GATHERED)
         layers: list[Any] = []
         for kind, options in zip(*get_layer_types_and_kwargs(self.config)):
-            if kind not in _PAGED:
+            if kind not in PAGED:
                 layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**options))
                 continue
             window = options.get("sliding_window")

@@ -125,6 +125,27 @@ REFUSED = {
 }
 
 
+def test_remedies_of_dtypes():
+    given = arguments(key=lambda t: t.double(), value=lambda t: t.double())
+    with pytest.raises(TypeError, match=r"; convert `key` with key\.to\(torch\.float32\)$"):
+        kv.reshape_and_cache(*given.values())
+    given = arguments(key=lambda t: t.bfloat16(), value=lambda t: t.bfloat16())
+    given["key_cache"] = given["key_cache"].bfloat16().view(torch.uint16)
+    remedy = r"; if it holds the bits of bfloat16, pass key_cache\.view\(torch\.bfloat16\)$"
+    with pytest.raises(TypeError, match=remedy):
+        kv.reshape_and_cache(*given.values())
+
+
+def test_the_arguments_of_vllm():
+    one = torch.tensor(1.0)
+    message = (
+        "reshape_and_cache() takes 5 positional arguments but 8 were given; vLLM's 8 arguments are those of "
+        "reshape_and_cache_flash"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        kv.reshape_and_cache(*arguments().values(), "auto", one, one)
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case):
     name, change, error, message = REFUSED[case]

@@ -128,3 +128,13 @@ def test_all_caches_are_on_one_device(monkeypatch, device, expected):
     assert made == [expected] * 4
     kv.empty_cache(2, 4, 1, 8, device=device)
     assert made == [expected] * 6
+
+
+def test_scales_by_block_and_both_caches_decoded():
+    caches = kv.empty_quant_cache(5, 4, 2, 16, scales_by_block=True, device="cpu")
+    key, value = torch.randn(2, 6, 2, 16)
+    kv.reshape_and_cache_quant(key, 9 * value, *caches, torch.tensor([3, 0, 19, 7, 8, 11]))
+    kq, vq, ks, vs = caches
+    keys, values = kv.dequant_caches(*caches)
+    assert torch.equal(keys, kq * ks[..., None])
+    assert torch.equal(values, vq * vs[..., None])

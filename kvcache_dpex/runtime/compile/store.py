@@ -23,7 +23,7 @@ import threading
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from . import cache, compiler, edits, elsewhere, parameters, source, spirv
+from . import cache, compiler, edits, elsewhere, errors, parameters, source, spirv
 from .cache import cache_folder as cache_folder
 
 PACKAGED = Path(__file__).parents[2] / "spirv"
@@ -91,7 +91,10 @@ def load(function: Callable, **types: str) -> Module:
     key = (function, *types.items())
     with _loading:
         if key not in _loaded:
-            _loaded[key] = _find(source.current(function), types)
+            try:
+                _loaded[key] = _find(source.current(function), types)
+            except errors.KernelError as error:
+                raise error.with_traceback(None) from None  # our frames tell its author nothing
         return _loaded[key]
 
 
@@ -120,6 +123,7 @@ def _cached(wanted: Signature) -> Module | None:
 
 def signature(function: Callable, **types: str) -> Signature:
     """Name, identity and argument types of a kernel for a choice of its type variables."""
+    errors.require_types(function, types)
     index_space, *annotations = function.__annotations__.values()
     bound = tuple(parameters.bind(text, types) for text in annotations)
     in_record = function.__globals__.get("IN_RECORD", False)
@@ -165,9 +169,14 @@ def compile_here(function: Callable, wanted: Signature) -> bytes:
     """Compile in this process; needs numba-dpex."""
     entry = wanted.name.replace("-", "_")
     helpers = source.helpers(function)
-    return compiler.compile_kernel(
-        function, wanted.index_space, wanted.parameters, entry, helpers, wanted.in_record
-    )
+    try:
+        return compiler.compile_kernel(
+            function, wanted.index_space, wanted.parameters, entry, helpers, wanted.in_record
+        )
+    except Exception as error:
+        if type(error).__module__ != "numba.core.errors":
+            raise
+        raise errors.of_compiler(function, error) from None
 
 
 def packaged(wanted: Signature) -> Module | None:
