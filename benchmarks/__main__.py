@@ -43,9 +43,13 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[:1] and arguments[0] in PROGRAMS:
         sys.argv = [f"python -m benchmarks {arguments[0]}", *arguments[1:]]
         return import_module(f".{arguments[0]}", __package__).main() or 0
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
-    queue = queue_for(options.device)
+    try:
+        queue = queue_for(options.device)
+    except ValueError as reason:
+        parser.error(str(reason))
     found = conditions(queue)
     console.print(", ".join(f"{name} {value}" for name, value in found.items()), highlight=False)
     results = []

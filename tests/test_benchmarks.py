@@ -232,3 +232,10 @@ def test_moves_are_compared_with_torch(monkeypatch):
     monkeypatch.setattr(torch_module(), "copy_blocks", lambda *given: None)
     with pytest.raises(SystemExit, match="leave different caches"):
         moves.contenders("int8_per_token_head")
+
+
+def test_an_unknown_device_is_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--device", "fpga"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("python -m benchmarks: error: `device` 'fpga' names no device here; there is ")

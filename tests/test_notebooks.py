@@ -13,7 +13,7 @@ nbformat = pytest.importorskip("nbformat", reason="the notebooks need kvcache_dp
 
 FOLDER = ROOT / "notebooks"
 TRANSFORMERS = ("torch", "transformers")
-NEEDS = {"4-with-torch": ("torch",), "7-transformers": TRANSFORMERS}
+NEEDS = {"4-with-torch": ("torch",), "5-paged-attention": TRANSFORMERS, "7-transformers": TRANSFORMERS}
 FILES = sorted(FOLDER.glob("*.ipynb"))
 LARGEST = 250_000  # bytes of a notebook with its pictures
 
@@ -38,6 +38,11 @@ launch.Launch.__call__ = lambda self, *arguments: None
 from kvcache_dpex import torch
 honest = torch.reshape_and_cache
 torch.reshape_and_cache = lambda key, value, *rest: honest(key, value * (1 + 1e-6), *rest)
+""",
+    "5-paged-attention": """
+from kvcache_dpex import torch
+honest = torch.paged_attention
+torch.paged_attention = lambda query, *rest, **options: honest(query * 1.001, *rest, **options)
 """,
     "6-blocks": """
 from kvcache_dpex.blocks import on_arrays
