@@ -95,6 +95,12 @@ REFUSED = {
         TypeError,
         "`value` must lie in its storage, got a tensor that needs 1536 bytes of a storage of 0",
     ),
+    "short storage of a view": (
+        "value",
+        lambda t: resized(torch.cat([t, t])[6:], 1535),
+        TypeError,
+        "`value` must lie in its storage, got a tensor that needs 1536 bytes of a storage of 1535",
+    ),
     "short storage": (
         "key_cache",
         lambda t: resized(t, 2559),
