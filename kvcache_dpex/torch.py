@@ -26,7 +26,7 @@ from torch import Tensor
 from . import dispatch, formats
 from .blocks.cache import PagedCache as _PagedCache
 from .layout import cache_shapes
-from .ops import attention, dequantize, merge, moves, quantize, rotary, slots, spellings, write
+from .ops import attention, cast, dequantize, merge, moves, quantize, rotary, slots, spellings, write
 from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
 from .runtime.launch.tensors import dtype_of
@@ -53,6 +53,7 @@ __all__ = [
     "paged_attention",
     "reshape_and_cache",
     "reshape_and_cache_flash",
+    "reshape_and_cache_fp8",
     "reshape_and_cache_quant",
     "rotary_and_cache",
     "slot_mapping",
@@ -232,6 +233,16 @@ reshape_and_cache_quant = _on_tensors(
 (tensor([-127,    0,    2,   63], dtype=torch.int8), tensor([1.]))
 """,
 )
+reshape_and_cache_fp8 = _on_tensors(
+    cast.reshape_and_cache_fp8,
+    """\
+>>> key_cache, value_cache = empty_cache(4, 16, 1, 4, dtype=torch.float8_e5m2, device="cpu")
+>>> key, scale = torch.tensor([[[-3.0, 0.5, 1.1, 1e9]]]), torch.tensor([2.0])
+>>> reshape_and_cache_fp8(key, key, key_cache, value_cache, scale, scale, torch.tensor([17]))
+>>> dequant_cache(key_cache, scale)[1, 1, 0]
+tensor([-3.0000e+00,  5.0000e-01,  1.0000e+00,  1.1469e+05])
+""",
+)
 dequant_cache = _on_tensors(
     dequantize.dequant_cache,
     """\
@@ -327,6 +338,7 @@ _PLAIN = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+_STATIC = {"fp8": "fp8_e4m3", **{name: name for name in formats.STATIC}}
 
 
 def reshape_and_cache_flash(
@@ -348,10 +360,11 @@ def reshape_and_cache_flash(
     kv_cache_dtype
         ``"auto"``, ``"float"``, ``"half"``, ``"float16"`` or ``"bfloat16"`` copies; the cache must then have
         that dtype, and the scales are not looked at. ``"int8_per_token_head"`` and ``"fp8_per_token_head"``
-        quantize.
+        quantize. ``"fp8"``, which means ``"fp8_e4m3"``, and ``"fp8_e5m2"`` divide by the scales; the cache
+        is of that dtype or uint8.
     k_scale, v_scale
-        For these two, the caches of scales, ``[num_blocks, block_size, num_kv_heads]`` float32, changed in
-        place.
+        For formats ``per_token_head``, the caches of scales, ``[num_blocks, block_size, num_kv_heads]``
+        float32, changed in place. For fp8 the scales, ``[1]`` or ``[num_kv_heads]`` float32.
 
     Raises
     ------
@@ -370,6 +383,9 @@ def reshape_and_cache_flash(
     if kv_cache_dtype in formats.QUANTIZED:
         caches = key_cache, value_cache, k_scale, v_scale
         reshape_and_cache_quant(key, value, *caches, slot_mapping, format=kv_cache_dtype)
+    elif kv_cache_dtype in _STATIC:
+        caches = key_cache, value_cache, k_scale, v_scale
+        reshape_and_cache_fp8(key, value, *caches, slot_mapping, format=_STATIC[kv_cache_dtype])
     elif kv_cache_dtype in _PLAIN:
         wanted = _PLAIN[kv_cache_dtype]
         if wanted is not None and key_cache.dtype != wanted:
@@ -379,7 +395,7 @@ def reshape_and_cache_flash(
             )
         reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
     else:
-        known = ", ".join(map(repr, (*_PLAIN, *formats.QUANTIZED)))
+        known = ", ".join(map(repr, (*_PLAIN, *formats.QUANTIZED, *_STATIC)))
         raise ValueError(f"`kv_cache_dtype` must be one of {known}, got {kv_cache_dtype!r}")
 
 
