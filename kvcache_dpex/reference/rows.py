@@ -92,8 +92,10 @@ def e4m3_values():
 
 
 def e5m2_values():
-    """What the 128 codes without a sign mean: the upper bytes of float16."""
-    return (np.arange(128, dtype="u2") << 8).view("f2").astype("f4")
+    """What the 128 codes without a sign mean: the upper bytes of float16, with infinity and three NaN."""
+    values = (np.arange(128, dtype="u2") << 8).view("f2").astype("f4")
+    values[125:] = np.nan
+    return values
 
 
 def to_e4m3(x):

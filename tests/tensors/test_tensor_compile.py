@@ -60,7 +60,7 @@ def rotation():
 
 def cast_case():
     key, value, *_ = contiguous_case()
-    caches = [torch.zeros(5, 4, 2, 16, dtype=torch.float8_e5m2) for _ in range(2)]
+    caches = [torch.zeros(5, 4, 2, 16, dtype=torch.uint8) for _ in range(2)]
     return key, value, *caches, SCALE, SCALE.expand(2), SLOTS
 
 
@@ -90,6 +90,7 @@ OPERATIONS = {
 
 
 OPTIONS = {
+    "reshape_and_cache_fp8": lambda: {"format": "fp8_e5m2"},
     "slot_mapping": lambda: {"query_start_loc": torch.tensor([0, 2, 5]), "window": 8},
     "slot_mapping_out": lambda: {"out": torch.empty(5, dtype=torch.int32)},
     "get_batch_indices_positions_out": lambda: {
