@@ -159,6 +159,7 @@ def cache_shapes(
     >>> cache_shapes(256, 16, 8, 192, value_head_size=128)
     ((256, 16, 8, 192), (256, 16, 8, 128))
     """
+    __tracebackhide__ = True
     sizes = {
         "num_blocks": num_blocks,
         "block_size": block_size,
@@ -166,10 +167,9 @@ def cache_shapes(
         "head_size": head_size,
         "value_head_size": head_size if value_head_size is None else value_head_size,
     }
-    *shared, of_keys, of_values = (
-        whole_number(name, size, least=0 if name == "num_blocks" else 1) for name, size in sizes.items()
-    )
-    num_blocks, block_size, num_kv_heads = shared
+    for name, size in sizes.items():
+        sizes[name] = whole_number(name, size, least=0 if name == "num_blocks" else 1)
+    num_blocks, block_size, num_kv_heads, of_keys, of_values = sizes.values()
     return (num_blocks, block_size, num_kv_heads, of_keys), (num_blocks, block_size, num_kv_heads, of_values)
 
 
@@ -179,6 +179,7 @@ def whole_number(name: str, value: object, least: int) -> int:
     >>> whole_number("block_size", 16, least=1)
     16
     """
+    __tracebackhide__ = True
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"`{name}` must be an int, got {type(value).__name__}")
     number = index(value)

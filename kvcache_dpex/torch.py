@@ -137,6 +137,7 @@ def _on_tensors(declared: Function, example: str) -> Function:
 
     @functools.wraps(operation.function)
     def call(*arguments: Any, **keywords: Any) -> Any:
+        __tracebackhide__ = True
         if keywords.get("dtype") is not None:
             keywords["dtype"] = dtype_of(keywords["dtype"])
         results = {name: keywords.pop(name) for name in operation.results if name in keywords}
@@ -198,7 +199,7 @@ def _require_plain_tensors(operation: Operation, arguments: tuple, keywords: dic
         message = f"{operation.name}() takes {expected} positional arguments but {len(arguments)} were given"
         if operation.name == "reshape_and_cache":
             message += "; vLLM's 8 arguments are those of reshape_and_cache_flash"
-        raise TypeError(message)
+        raise TypeError(message) from None
     for array, tensor in dispatch.named(operation, arguments, keywords):
         if not isinstance(tensor, Tensor) and not (tensor is None and array.optional):
             name, kind = array.name, f"{type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -206,11 +207,11 @@ def _require_plain_tensors(operation: Operation, arguments: tuple, keywords: dic
                 remedy = f"kvcache_dpex.torch.to_torch({name}) shares its memory with torch"
             else:
                 remedy = f"torch.as_tensor({name}) makes one"
-            raise TypeError(f"`{name}` must be a torch.Tensor, got {kind}; {remedy}")
+            raise TypeError(f"`{name}` must be a torch.Tensor, got {kind}; {remedy}") from None
         if tensor is not None and tensor.layout is not torch.strided:
             raise TypeError(
                 f"`{array.name}` must be dense, got {tensor.layout}; pass {array.name}.to_dense()"
-            )
+            ) from None
 
 
 reshape_and_cache = _on_tensors(

@@ -63,6 +63,21 @@ def own_cache_folder(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kernels_stay():
+    """Each kernel is built once: a build takes up to a second, and the driver keeps megabytes of it."""
+    built = []
+
+    class StayingKernel(launch.Kernel):
+        def __init__(self, kernel):
+            super().__init__(kernel)
+            built.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "Kernel", StayingKernel)
+        yield
+
+
 @functools.cache
 def packaged(function, **types):
     """A kernel's packaged module, and no other."""

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from attending import as_cache, batch, check_attention
 from helpers import to_device
 from kvcache_dpex import paged_attention, reference
+from kvcache_dpex.layout import contiguous_strides
 from kvcache_dpex.ops import attention_plans
 from kvcache_dpex.ops.attention_plans import splits_of
+from kvcache_dpex.ops.calls import Steps
 from kvcache_dpex.ops.operation import using
 from kvcache_dpex.runtime.launch import arrays, scratch
+from kvcache_dpex.runtime.launch.arrays import Operand
 
 VALUES = ["float32", "float16", "bfloat16"]
 OPTIONS = {
@@ -42,6 +45,29 @@ def kernel(request, queue):
         pytest.skip("the kernel is for CPU devices")
     with using(variant=request.param):
         yield request.param
+
+
+def test_scratch_memory_is_used_again_and_released(queue):
+    """First, since kernels that get too little of it may end the process."""
+    import dpctl
+
+    own = dpctl.SyclQueue(queue.sycl_device)
+    memory = scratch.of_queue(own)
+    assert scratch.of_queue(own) is memory
+    with memory.lent(1000) as first, memory.lent(10) as second:
+        assert first is not second
+    with memory.lent(500) as again:
+        assert again is first or again.size >= 500
+    with memory.lent(2000) as larger:
+        assert larger.size >= 2000
+    pieces = [memory.lent(10) for _ in range(9)]
+    for piece in pieces:
+        piece.__enter__()
+    for piece in pieces:
+        piece.__exit__(None, None, None)
+    assert len(memory._spare) == scratch.Scratch.MOST
+    del memory
+    assert own not in scratch._of_queues
 
 
 @pytest.mark.parametrize("code", [None, "int8", "fp8"])
@@ -161,6 +187,17 @@ def test_faults_stay_where_they_are(kernel, queue, rng, fault):
         assert np.isnan(found[3:6, 2:]).all()
 
 
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("runner", ["plain", "packaged"], indirect=True)
+def test_nan_of_any_bits_stays_nan_in_bfloat16(runner, kernel, queue, rng, bits):
+    """Rounded like a number, some of them would become infinity or zero."""
+    arguments, _ = batch(rng, [3], q_heads=1, kv_heads=1)
+    arguments[0] = reference.from_float32(arguments[0], "bfloat16")
+    arguments[2].view("u4")[...] = bits
+    found = paged_attention(*[to_device(each, queue) for each in arguments], dtype="bfloat16")
+    assert np.isnan(reference.as_float32(arrays.to_numpy(found), "bfloat16")).all()
+
+
 @pytest.mark.parametrize("length", [1, 5, 7, 8, 13, 17])
 def test_an_infinite_value_in_the_newest_row(kernel, queue, rng, length):
     """It is in the result once: infinity, and not NaN, as where it were added again with a weight of 0."""
@@ -242,34 +279,33 @@ def test_tokens_in_turns(queue, rng, monkeypatch):
         check_attention(queue, arguments, starts)
 
 
+@pytest.mark.parametrize(("num_blocks", "in_parts"), [(2**27 - 1, True), (2**27, False)])
+def test_slots_that_the_kernel_of_cpus_cannot_count(queue, num_blocks, in_parts):
+    """2**31 slots; no memory is needed to see which kernel is chosen."""
+
+    def operand(shape, dtype):
+        return Operand(shape, contiguous_strides(shape), np.dtype(dtype), queue)
+
+    names = [parameter.name for parameter in paged_attention.operation.parameters]
+    given = {
+        "query": operand((1, 2, 16), "f4"),
+        "key_cache": operand((num_blocks, 16, 1, 16), "f4"),
+        "value_cache": operand((num_blocks, 16, 1, 16), "f4"),
+        "block_table": operand((1, 1), "i4"),
+        "seq_lens": operand((1,), "i4"),
+        "out": operand((1, 2, 16), "f4"),
+    }
+    with using(variant="paged_attention_cpu"):
+        found = attention_plans.plan(**{**dict.fromkeys(names), **given}, alignment=16)
+    assert isinstance(found, Steps) == in_parts
+
+
 @pytest.mark.parametrize(
     ("groups", "tokens", "capacity", "splits"),
     [(8, 1, 4096, 8), (8, 1, 16, 1), (8, 1, 512, 2), (8, 3, 4096, 3), (8, 8, 4096, 1), (8, 500, 4096, 1)],
 )
 def test_splits(groups, tokens, capacity, splits):
     assert splits_of(groups, tokens, capacity) == splits
-
-
-def test_scratch_memory_is_used_again_and_released(queue):
-    import dpctl
-
-    own = dpctl.SyclQueue(queue.sycl_device)
-    memory = scratch.of_queue(own)
-    assert scratch.of_queue(own) is memory
-    with memory.lent(1000) as first, memory.lent(10) as second:
-        assert first is not second
-    with memory.lent(500) as again:
-        assert again is first or again.size >= 500
-    with memory.lent(2000) as larger:
-        assert larger.size >= 2000
-    pieces = [memory.lent(10) for _ in range(9)]
-    for piece in pieces:
-        piece.__enter__()
-    for piece in pieces:
-        piece.__exit__(None, None, None)
-    assert len(memory._spare) == scratch.Scratch.MOST
-    del memory
-    assert own not in scratch._of_queues
 
 
 @settings(max_examples=60, deadline=None)

@@ -74,6 +74,17 @@ def test_names_are_escaped_and_cut():
     assert len(html) < 5000
 
 
+@pytest.mark.parametrize("lengths", [(7, 5), (5, 7)])
+def test_a_shared_block_is_as_full_as_its_longest_holder_says(lengths):
+    pool = BlockPool(4, 4)
+    pool.allocate("a", 7)
+    pool.fork("a", "b")
+    for name, length in zip("ab", lengths):
+        pool.truncate(name, length)
+    assert "block 1: &#x27;a&#x27; and 1 more, 3 of 4 slots" in pool._repr_html_()
+    assert shown(pool)[4].startswith("0  A█2A▆2")
+
+
 def test_released_blocks_are_told_in_the_legend():
     pool = BlockPool(4, 4, sliding_window=4)
     pool.allocate("a", 12)

@@ -57,9 +57,10 @@ def test_a_damaged_file_is_not_read(file, damage):
         (MODULE, NAME, IDENTITY[:-1] + "0"),
         (MODULE, "double-uint64", IDENTITY),
         (tiny_module("other"), NAME, IDENTITY),
+        (MODULE + tiny_module("another")[20:], NAME, IDENTITY),
         (b"", NAME, IDENTITY),
     ],
-    ids=["another identity", "another name", "another entry point", "an empty module"],
+    ids=["another identity", "another name", "another entry point", "two entry points", "an empty module"],
 )
 def test_a_sealed_file_of_another_kernel_is_not_read(file, binary, name, identity):
     """LMCache #4597: a launch of it would end the process."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT, run_python
-from kvcache_dpex.runtime.compile import compiler, edits
+from kvcache_dpex.runtime.compile import compiler, edits, source
 
 # A Python with numba-dpex; see tests/test_elsewhere.py.
 COMPILER = os.environ.get("KVCACHE_DPEX_COMPILER") or (sys.executable if compiler.available() else None)
@@ -284,3 +284,13 @@ def test_an_edit_of_a_users_kernel(own_copy, again):
     assert third not in (first, second)
     Path(own_copy, "of_a_user.py").write_text(USER.replace("5", "66"))
     assert run(own_copy, USE.format(folder=str(own_copy), again=""))[0] == third
+
+
+def test_a_codec_that_was_imported_again_is_a_part_of_its_kernels(monkeypatch):
+    """numba may hold what it compiled of it, though the file of the kernel was imported once."""
+    from kvcache_dpex.kernels.dequantize_strided import dequantize_strided
+    from kvcache_dpex.kernels.scatter_strided import scatter_strided
+
+    monkeypatch.setattr(edits, "reimported", {"kvcache_dpex.kernels.codecs.int8"})
+    assert source.is_reimported(dequantize_strided)
+    assert not source.is_reimported(scatter_strided)

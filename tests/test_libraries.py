@@ -254,6 +254,22 @@ def test_the_runtime_that_dpctl_links(queue):
     libraries.require_single_sycl()
 
 
+def test_a_library_that_was_deleted_is_not_found(monkeypatch, tmp_path):
+    """Its record is still there; a later folder of sys.path has another one."""
+    for number in range(2):
+        folder = tmp_path / str(number) / "tbb-1.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tbb\nVersion: 1\n")
+        (folder / "RECORD").write_text("lib/libtbb.so.12,,\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / str(number)) for number in range(2)])
+    assert libraries.find("libtbb") is None
+    for number in (1, 0):
+        library = tmp_path / str(number) / "lib" / "libtbb.so.12"
+        library.parent.mkdir()
+        library.touch()
+        assert libraries.find("libtbb") == library
+
+
 def test_loaded_versions_are_read_from_the_process_maps(monkeypatch):
     maps = (
         "7f00-7f01 r-xp 00000000 08:01 1 /env/lib/libsycl.so.7.2.0\n"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attending import batch
-from helpers import to_device
+from helpers import Twins, sentinel, to_device
 from kvcache_dpex import merge_attention_states, paged_attention, reference
 from kvcache_dpex.runtime.launch import arrays
 from quantizing import VALUES, option, stored
@@ -61,3 +61,20 @@ def test_results_where_they_are_wanted(queue, rng):
     assert found[0] is wanted[0]
     assert found[1] is wanted[1]
     np.testing.assert_array_equal(arrays.to_numpy(found[0]), out)
+
+
+@pytest.mark.parametrize("name", ["out_b", "lse_a", "lse_b", "out", "lse"])
+@pytest.mark.parametrize("change", ["dtype", "shape"])
+def test_every_array_must_fit(queue, name, change):
+    """Nothing is written where one of them does not."""
+    shapes = {"out_a": (2, 3, 4), "lse_a": (2, 3), "out_b": (2, 3, 4), "lse_b": (2, 3)}
+    shapes.update(out=(2, 3, 4), lse=(2, 3))
+    host = {each: sentinel(shape, "float32") for each, shape in shapes.items()}
+    if change == "dtype":
+        host[name] = sentinel(shapes[name], "int32")
+    else:
+        host[name] = sentinel((2, 2, *shapes[name][2:]), "float32")
+    twins = Twins(queue)
+    with pytest.raises(TypeError if change == "dtype" else ValueError, match=f"^`{name}` must "):
+        merge_attention_states(**{each: twins.view(array) for each, array in host.items()})
+    twins.assert_equal()

@@ -11,6 +11,8 @@ from kvcache_dpex import reference
 from kvcache_dpex.ops import calls
 from kvcache_dpex.ops.operation import OPERATIONS, using
 
+RETURNING = ["dequant_cache", "paged_attention", "merge_attention_states"]
+
 
 @pytest.fixture
 def rng():
@@ -48,6 +50,7 @@ def test_operations_are_those_of_the_package():
     others = {"BlockPool", "OutOfBlocks", "PagedCache", "empty_cache", "empty_quant_cache"}
     others |= {"copy_blocks", "gather_blocks", "swap_blocks", "zero_blocks"}
     others |= {"append_paged_kv_cache", "concat_and_cache_mla", "dequant_caches"}
+    others |= {"KernelError", "launch_kernel", "simulate"}
     assert set(OPERATIONS) == set(kv.__all__) - others
     for name, operation in OPERATIONS.items():
         assert getattr(kv, name).operation is operation
@@ -69,6 +72,17 @@ def test_options_that_are_no_dtype(queue, dtype):
     kq, _, ks, _ = kv.empty_quant_cache(2, 4, 1, 8, device=queue)
     with pytest.raises(TypeError, match=r"^`dtype` must be "):
         kv.dequant_cache(kq, ks, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["reshape_and_cache", "reshape_and_cache_quant", *RETURNING])
+def test_options_that_nothing_can_be_remembered_by(queue, name):
+    """A list names itself in the error, whichever option it is passed for."""
+    operation = getattr(kv, name).operation
+    array = to_device(np.zeros(4, "f4"), queue)
+    for option in operation.options:
+        options = tuple([] if each is option else each.default for each in operation.options)
+        with pytest.raises(TypeError, match=rf"^`{option.name}` must be of type {option.kind}, got \[\]$"):
+            operation.run((array,) * len(operation.arrays), options)
 
 
 def test_calls_of_one_kind_are_planned_once(queue, rng, plans):
@@ -158,4 +172,8 @@ def test_settings_end_with_their_block(queue, rng):
         assert operation.prepared == {}
         assert calls.settings.launch is None
     assert calls.settings is before
+    assert operation.prepared is prepared
+    with using():
+        kv.reshape_and_cache(*write_case(queue, rng)[1])
+        assert operation.prepared is not prepared
     assert operation.prepared is prepared

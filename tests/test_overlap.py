@@ -1,5 +1,7 @@
 """Arrays that share memory: what is read and what is written, and what is written twice."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,8 @@ from hypothesis import strategies as st
 import kvcache_dpex as kv
 from helpers import Twins, check_write, contiguous_case, random_bits, sentinel
 from kvcache_dpex.layout import Span, are_disjoint, extent
+from kvcache_dpex.ops.overlap import Guard
+from kvcache_dpex.runtime.launch.arrays import Operand
 from quantizing import check_quantize
 
 CASES = 500
@@ -60,6 +64,26 @@ def test_layouts_that_are_proven_to_be_disjoint():
         assert not are_disjoint(first, second, meeting)
     reversed_blocks = blocks._replace(strides=(-128, 16, 8, 1))
     assert are_disjoint(reversed_blocks, blocks, 128 - 4 * 256)
+
+
+@pytest.mark.parametrize("name", [name for name in kv.__all__ if hasattr(getattr(kv, name), "operation")])
+def test_every_written_array_is_compared_with_every_other_array(name):
+    """At one address, whichever two they are; arrays that are only read may meet, and blocks that move."""
+    operation = getattr(kv, name).operation
+    names = [array.name for array in operation.arrays]
+    kinds = [array.kind for array in operation.arrays]
+    operand = Operand((4,), (1,), np.dtype("f4"), None)
+    guard = Guard(names, kinds, [operand] * len(names), operation.may_overlap)
+    guard.require_disjoint([100 * at for at in range(len(names))])
+    for first, second in combinations(range(len(names)), 2):
+        addresses = [100 * (first if at == second else at) for at in range(len(names))]
+        allowed = {names[first], names[second]} in map(set, operation.may_overlap)
+        both = kinds[first] == kinds[second] == "written"
+        if both or ("written" in (kinds[first], kinds[second]) and not allowed):
+            with pytest.raises(ValueError, match=rf"`({names[first]}|{names[second]})`.* must not .*`"):
+                guard.require_disjoint(addresses)
+        else:
+            guard.require_disjoint(addresses)
 
 
 @pytest.fixture

@@ -84,6 +84,15 @@ def test_work_groups_that_are_not_full(kernel, queue, rng, size, heads, tokens):
     check_quantize(queue, *case, slots_of(rng.permutation(320)[:tokens] - 3), dtype="bfloat16")
 
 
+@pytest.mark.parametrize("runner", ["plain"], indirect=True)
+@pytest.mark.parametrize("kernel", ["quantize_gpu", "quantize_cpu"], indirect=True)
+def test_items_without_a_row_read_inside_of_the_rows(runner, kernel, queue, rng):
+    """Five heads, where a work-group takes four; plain Python checks every access."""
+    case = quantize_case(rng, "float32", blocks=1, heads=5, size=512, tokens=1)
+    check_quantize(queue, *case, slots_of([2]))
+    assert kernel[0] != "quantize_strided"
+
+
 @pytest.mark.parametrize("size", [16, 3])
 @no_compiler
 def test_three_different_sizes_stay_in_their_order(runner, kernel, queue, rng, size):
@@ -139,6 +148,14 @@ def test_nothing_to_do(kernel, queue, rng, blocks, tokens, slots, size):
     """intel/llvm #1708: no tokens, no blocks, no slot inside."""
     case = quantize_case(rng, "float32", blocks=blocks, tokens=tokens, size=size)
     check_quantize(queue, *case, slots_of(slots))
+
+
+@pytest.mark.parametrize("size", [576, 4224])
+@pytest.mark.parametrize("kernel", ["quantize_gpu", "quantize_cpu"], indirect=True)
+def test_heads_beyond_512_values_take_the_general_kernel(kernel, queue, rng, size):
+    """Their lanes would take more local memory and larger work-groups than every device has."""
+    check_quantize(queue, *quantize_case(rng, "float32", heads=1, size=size), slots_of(SLOTS))
+    assert kernel == ["quantize_strided"]
 
 
 @pytest.mark.parametrize(("size", "limit"), [(128, 64), (260, 64), (512, 64), (1025, 256), (2048, 256)])

@@ -89,6 +89,7 @@ class PagedCache(Transfers):
         RuntimeError
             A step is open already, or a layer was not appended.
         """
+        __tracebackhide__ = True
         self._require_no_step("step")
         if not tokens:
             raise ValueError("`tokens` must name at least one sequence, got none")
@@ -134,6 +135,7 @@ class PagedCache(Transfers):
         self, tokens: Mapping[Hashable, Tokens], extra_keys: Mapping[Hashable, ExtraKeys]
     ) -> tuple[dict[Hashable, int], dict[Hashable, int | None]]:
         """Blocks for new tokens; where each sequence's rows start, and its length before, None if new."""
+        __tracebackhide__ = True
         before = {name: self.pool.length(name) if name in self.pool else None for name in tokens}
         start = {name: length or 0 for name, length in before.items()}
         added = []

@@ -37,6 +37,7 @@ class Storage:
         num_host_blocks: int = 0,
         device: Any = None,
     ) -> None:
+        __tracebackhide__ = True
         known = {name: formats.PLAIN[name] for name in ("float32", "float16", "bfloat16")}
         known.update(formats.QUANTIZED)
         if format not in known:

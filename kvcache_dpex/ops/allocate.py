@@ -57,6 +57,7 @@ def empty_cache(
     >>> key_cache.shape
     (256, 16, 8, 128)
     """
+    __tracebackhide__ = True
     launch.refuse_after_fork()
     of_keys, of_values = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
     shapes = {"key_cache": of_keys, "value_cache": of_values}
@@ -111,6 +112,7 @@ def empty_quant_cache(
     >>> kq.shape, ks.shape
     ((256, 16, 8, 128), (4096, 8))
     """
+    __tracebackhide__ = True
     launch.refuse_after_fork()
     kq, vq = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
     scales = kq[:3] if scales_by_block else (kq[0] * kq[1], kq[2])
@@ -125,6 +127,7 @@ def allocate(
     shapes: Mapping[str, tuple[int, ...]], dtypes: dict[str, Any], device: Any, usm_type: str
 ) -> list[Any]:
     """Zero-filled dpnp arrays, once all of them are known to fit."""
+    __tracebackhide__ = True
     queue = devices.queue_for(device)
     storage = {name: arrays.storage_dtype(dtypes[name]) for name in shapes}
     sizes = {name: math.prod(shapes[name]) * storage[name].itemsize for name in shapes}

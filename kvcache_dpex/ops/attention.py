@@ -122,6 +122,7 @@ def paged_attention(
     >>> out.shape, round(float(lse[0, 0]), 4)  # 17 scores of 0: the logarithm of 17
     ((1, 32, 128), 2.8332)
     """
+    __tracebackhide__ = True
     return perform(
         paged_attention,
         (

@@ -111,6 +111,7 @@ def dequant_cache(
     >>> kv.dequant_cache(kq, ks, dtype="float16").shape
     (4, 16, 8, 128)
     """
+    __tracebackhide__ = True
     return perform(dequant_cache, (q, scales, blocks, out), (dtype, format))
 
 

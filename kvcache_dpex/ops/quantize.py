@@ -143,6 +143,7 @@ def reshape_and_cache_quant(
     >>> int(dpnp.asnumpy(kq)[1, 1, 0, 0]), float(127 * ks[17, 0])
     (127, 1.0)
     """
+    __tracebackhide__ = True
     arrays = key, value, kq, vq, ks, vs, slot_mapping
     perform(reshape_and_cache_quant, arrays, (dtype, format, check_slots))
 

@@ -159,6 +159,27 @@ def test_one_graph_for_every_number_of_tokens(backend):
     assert backend.frame_count == 1
 
 
+def test_one_graph_where_data_says_how_many_tokens_there_are():
+    """Rows and slots that masks choose: sizes that are known when the graph runs, and checked then."""
+
+    def step(rows, slots, chosen, given, *caches):
+        kv.reshape_and_cache(rows[chosen], rows[chosen], *caches, slots[given])
+
+    rows = torch.randn(6, 2, 16)
+    chosen = torch.tensor([True, True, False, True, False, True])
+    given = torch.tensor([True, False, False, True, False, True])
+    found, expected = (kv.empty_cache(5, 4, 2, 16, device="cpu") for _ in range(2))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        compiled(rows, SLOTS, chosen, given, *found)
+        step(rows, SLOTS, chosen, given, *expected)
+        assert_same_memory(found, expected)
+        with pytest.raises(ValueError, match="`slot_mapping` must have at most one slot for each of the 3"):
+            compiled(rows, SLOTS, given, chosen, *found)
+    torch._dynamo.reset()
+
+
 @needs_compiler
 def test_halves_of_a_buffer_of_symbolic_size_lose_their_offset_in_inductor():
     """PyTorch's issue 198068; here both halves then start at the same address, which is refused."""

@@ -113,6 +113,23 @@ def test_dequantize_gives_float32_by_default():
     assert kv.dequant_cache(kq, ks, dtype="bfloat16").dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(("device", "expected"), [(None, "xpu"), ("cpu", "cpu")])
+def test_all_caches_are_on_one_device(monkeypatch, device, expected):
+    """On a machine whose torch has an XPU."""
+    made = []
+
+    def zeros(shape, dtype, device):
+        made.append(torch.device(device).type)
+        return torch.empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    kv.empty_quant_cache(2, 4, 1, 8, device=device)
+    assert made == [expected] * 4
+    kv.empty_cache(2, 4, 1, 8, device=device)
+    assert made == [expected] * 6
+
+
 def test_scales_by_block_and_both_caches_decoded():
     caches = kv.empty_quant_cache(5, 4, 2, 16, scales_by_block=True, device="cpu")
     key, value = torch.randn(2, 6, 2, 16)

@@ -232,3 +232,13 @@ def test_check_slots_names_the_slot_and_writes_nothing():
     with pytest.raises(ValueError, match=r"`slot_mapping\[1\]` is slot 3, which token 0 writes already"):
         kv.reshape_and_cache(*case, slot_tensor([3, 3]), check_slots=True)
     assert all(torch.equal(memory(tensor), bytes) for tensor, bytes in zip(case, before))
+
+
+def test_what_is_known_of_shapes_stays_bounded():
+    """A prompt of every length has a shape of its own."""
+    from kvcache_dpex.runtime.launch import tensors
+
+    memory = torch.zeros(5000)
+    for size in range(1, 5000):
+        tensors.read(memory[:size])
+    assert 0 < len(tensors._extents) <= 4096
