@@ -143,6 +143,7 @@ def reshape_and_cache_fp8(
     >>> float(decoded[1, 1, 0, 0]), float(decoded.sum())
     (2.0, 2048.0)
     """
+    __tracebackhide__ = True
     arrays = key, value, key_cache, value_cache, k_scale, v_scale, slot_mapping
     perform(reshape_and_cache_fp8, arrays, (dtype, format, check_slots))
 

@@ -82,7 +82,7 @@ def plan_of(
     **arguments
         An `Operand` for each view, or None for one that is not read; an int for each number.
     """
-    known = kernel.__globals__["TYPES"]
+    known = kernel.__globals__.get("TYPES", {})
     if any(value not in known.get(name, (value,)) for name, value in types.items()):
         return None
     numbers: list[int] = []
