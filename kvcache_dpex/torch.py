@@ -25,7 +25,7 @@ from torch import Tensor
 
 from . import dispatch, formats
 from .blocks.cache import PagedCache as _PagedCache
-from .layout import cache_shapes
+from .layout import cache_shapes, inline_spans
 from .ops import attention, cast, dequantize, merge, moves, quantize, rotary, slots, spellings, write
 from .ops.operation import Operation
 from .runtime.launch.exchange import from_torch, to_torch
@@ -100,12 +100,15 @@ def empty_quant_cache(
     value_head_size: int | None = None,
     format: str = "int8_per_token_head",
     scales_by_block: bool = False,
+    inline: str | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Caches of codes and their float32 scales ``[num_blocks * block_size, num_kv_heads]``, all zeros.
 
     Codes are int8, or float8_e4m3fn where `format` is ``"fp8_per_token_head"``. `scales_by_block` gives the
     scales the axes of the codes, ``[num_blocks, block_size, num_kv_heads]``, so that one index fits both.
+    `inline` ``"NHD"`` or ``"HND"`` allocates once, rows of bytes ``[K codes | float32 | V codes | float32]``
+    for each token and head, in this order within a block, of which the tensors are views.
 
     Examples
     --------
@@ -113,13 +116,24 @@ def empty_quant_cache(
     >>> kq.dtype, ks.shape
     (torch.int8, torch.Size([4096, 8]))
     """
+    code_type = dtype_of(formats.quantized(format).dtype)
+    if inline is not None:
+        shapes = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
+        block_bytes, spans = inline_spans(*shapes, inline)
+        memory = _zeros((num_blocks * block_bytes,), torch.uint8, device)
+        dtypes = code_type, code_type, torch.float32, torch.float32
+        kq, vq, ks, vs = (
+            memory.view(dtype).as_strided(span.shape, span.strides, first)
+            for (span, first), dtype in zip(spans, dtypes)
+        )
+        return kq, vq, ks, vs
     kq, vq = empty_cache(
         num_blocks,
         block_size,
         num_kv_heads,
         head_size,
         value_head_size=value_head_size,
-        dtype=formats.quantized(format).dtype,
+        dtype=code_type,
         device=device,
     )
     scales = kq.shape[:3] if scales_by_block else (num_blocks * block_size, num_kv_heads)

@@ -34,6 +34,11 @@ def test_scales_inline(format, order, dtype):
     buffer = torch.full((NUM_BLOCKS, *shape, row), 0x5A, dtype=torch.uint8)
     tokens = buffer if order == "NHD" else buffer.transpose(1, 2)
     kq, vq, ks, vs = inline_views(tokens, CODES[format])
+    shape = NUM_BLOCKS, BLOCK_SIZE, HEADS, SIZE
+    made = kv.empty_quant_cache(*shape, format=format, inline=order, device="cpu")
+    for view, wanted in zip(made, (kq, vq, ks, vs)):
+        assert (view.shape, view.stride(), view.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+        assert view.storage_offset() == wanted.storage_offset()
     apart = [each.contiguous() for each in (kq, vq, ks, vs)]
     generator = torch.Generator().manual_seed(0)
     key, value = torch.randn(2, len(SLOTS), HEADS, SIZE, generator=generator).to(dtype)

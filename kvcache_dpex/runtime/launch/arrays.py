@@ -27,6 +27,8 @@ from .readers import (
 if TYPE_CHECKING:
     import dpctl
 
+    from ...layout import Span
+
 __all__ = [
     "Operand",
     "as_dpnp",
@@ -39,6 +41,7 @@ __all__ = [
     "swapped",
     "tensor_module",
     "to_numpy",
+    "viewed",
     "zeros",
 ]
 
@@ -130,6 +133,14 @@ def tensor_module():
 def zeros(shape: tuple[int, ...], dtype: np.dtype, queue: dpctl.SyclQueue, usm_type: str) -> Any:
     """A dpnp array of zeros."""
     return as_dpnp(tensor_module().zeros(shape, dtype=dtype, sycl_queue=queue, usm_type=usm_type))
+
+
+def viewed(memory: Any, span: Span, first: int, dtype: np.dtype) -> Any:
+    """A dpnp array in the memory of another, from element `first` on."""
+    if 0 in span.shape:
+        return zeros(span.shape, dtype, memory.sycl_queue, memory.usm_type)
+    place = {"buffer": memory.get_array(), "strides": span.strides, "offset": first}
+    return as_dpnp(tensor_module().usm_ndarray(span.shape, dtype=dtype, **place))
 
 
 def as_dpnp(usm: Any) -> Any:
