@@ -147,7 +147,10 @@ def _inline(
     (memory,) = allocate(shapes, dict.fromkeys(shapes, "uint8"), device, usm_type)
     codes = arrays.storage_dtype(code_type)
     dtypes = codes, codes, np.dtype("float32"), np.dtype("float32")
-    kq, vq, ks, vs = (arrays.viewed(memory, *each, dtype) for each, dtype in zip(spans, dtypes))
+    kq, vq, ks, vs = (
+        arrays.viewed(memory, span.shape, span.strides, first, dtype)
+        for (span, first), dtype in zip(spans, dtypes)
+    )
     return kq, vq, ks, vs
 
 

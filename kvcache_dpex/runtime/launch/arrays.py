@@ -27,8 +27,6 @@ from .readers import (
 if TYPE_CHECKING:
     import dpctl
 
-    from ...layout import Span
-
 __all__ = [
     "Operand",
     "as_dpnp",
@@ -135,12 +133,12 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype, queue: dpctl.SyclQueue, usm_t
     return as_dpnp(tensor_module().zeros(shape, dtype=dtype, sycl_queue=queue, usm_type=usm_type))
 
 
-def viewed(memory: Any, span: Span, first: int, dtype: np.dtype) -> Any:
-    """A dpnp array in the memory of another, from element `first` on."""
-    if 0 in span.shape:
-        return zeros(span.shape, dtype, memory.sycl_queue, memory.usm_type)
-    place = {"buffer": memory.get_array(), "strides": span.strides, "offset": first}
-    return as_dpnp(tensor_module().usm_ndarray(span.shape, dtype=dtype, **place))
+def viewed(memory: Any, shape: tuple[int, ...], strides: tuple[int, ...], first: int, dtype: np.dtype) -> Any:
+    """A dpnp array in the memory of another, from element `first` on; strides count elements."""
+    if 0 in shape:
+        return zeros(shape, dtype, memory.sycl_queue, memory.usm_type)
+    place = {"buffer": memory.get_array(), "strides": strides, "offset": first}
+    return as_dpnp(tensor_module().usm_ndarray(shape, dtype=dtype, **place))
 
 
 def as_dpnp(usm: Any) -> Any:
