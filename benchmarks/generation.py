@@ -22,7 +22,7 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
-from transformers import DynamicCache
+from transformers import DynamicCache, QuantizedCache
 
 from kvcache_dpex.transformers import PagedCache
 
@@ -41,6 +41,13 @@ CONTENDERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     f"PagedCache, {INT8}, gathered, sdpa": ("sdpa", lambda config: PagedCache(config, format=INT8)),
 }
 OWN, PAGED = list(CONTENDERS)[:2]
+# Only their loss is measured: they keep the last 128 tokens as they are, and quantize in steps.
+RIVALS: dict[str, dict[str, Any]] = {
+    "QuantizedCache, fp8": {"backend": "fp8"},
+    "QuantizedCache, quanto, 4 bits": {"backend": "quanto"},
+    "QuantizedCache, hqq, 8 bits": {"backend": "hqq", "nbits": 8, "axis_key": 1, "axis_value": 1},
+    "QuantizedCache, hqq, 4 bits": {"backend": "hqq", "axis_key": 1, "axis_value": 1},
+}
 
 
 def texts(tokenizer: Any) -> list[torch.Tensor]:
@@ -78,13 +85,17 @@ def decode_ms(model: Any, tokens: torch.Tensor) -> tuple[dict[str, float], dict[
 @torch.inference_mode()
 def loss_and_bytes(model: Any, tokens: torch.Tensor, name: str) -> tuple[float, int]:
     """Mean loss of the next token, the text read in chunks, and the bytes that the cache then holds."""
-    attention, make = CONTENDERS[name]
+    attention, make = CONTENDERS.get(
+        name, ("sdpa", lambda config: QuantizedCache(config=config, **RIVALS[name]))
+    )
     model.set_attn_implementation(attention)
     cache = make(model.config)
     logits = [model(chunk, cache=cache).logits for chunk in tokens.split(CHUNK, dim=1)]
     loss = torch.nn.functional.cross_entropy(torch.cat(logits, 1)[0, :-1], tokens[0, 1:]).item()
     if isinstance(cache, PagedCache):
         return loss, cache.bytes_in_use()
+    if name in RIVALS:
+        return loss, 0
     return loss, sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
@@ -115,6 +126,13 @@ def main() -> None:
         table.add_row(
             name, *times, f"{loss:.4f}", f"{loss - exact:+.4f}", f"{losses[name][0][1] / 2**20:.2f}"
         )
+    for name in RIVALS:
+        try:
+            loss = statistics.mean(loss_and_bytes(model, tokens, name)[0] for tokens in inputs)
+        except ImportError as missing:
+            table.add_row(name, *[""] * len(CONTEXTS), f"{missing.name or missing} is not installed")
+        else:
+            table.add_row(name, *[""] * len(CONTEXTS), f"{loss:.4f}", f"{loss - exact:+.4f}")
     console = Console(width=150)
     console.print(
         f"SmolLM2-135M, float32, one sequence: milliseconds of a decode step (and of {OWN}'s), medians of "

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from .ops.blocks import gather_blocks as gather_blocks
     from .ops.blocks import swap_blocks as swap_blocks
     from .ops.blocks import zero_blocks as zero_blocks
+    from .ops.cast import reshape_and_cache_fp8 as reshape_and_cache_fp8
     from .ops.dequantize import dequant_cache as dequant_cache
     from .ops.dequantize import dequant_caches as dequant_caches
     from .ops.merge import merge_attention_states as merge_attention_states
     from .ops.moves import move_blocks as move_blocks
+    from .ops.own_kernel import launch_kernel as launch_kernel
     from .ops.quantize import reshape_and_cache_quant as reshape_and_cache_quant
     from .ops.rotary import rotary_and_cache as rotary_and_cache
     from .ops.slots import get_batch_indices_positions as get_batch_indices_positions
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
     from .ops.spellings import append_paged_kv_cache as append_paged_kv_cache
     from .ops.spellings import concat_and_cache_mla as concat_and_cache_mla
     from .ops.write import reshape_and_cache as reshape_and_cache
+    from .runtime.compile.errors import KernelError as KernelError
+    from .runtime.compile.simulate import simulate as simulate
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "BlockPool": ".blocks.pool",
+    "KernelError": ".runtime.compile.errors",
     "OutOfBlocks": ".blocks.inventory",
     "PagedCache": ".blocks.cache",
     "append_paged_kv_cache": ".ops.spellings",
@@ -49,12 +54,15 @@ _HOMES = {
     "empty_quant_cache": ".ops.allocate",
     "gather_blocks": ".ops.blocks",
     "get_batch_indices_positions": ".ops.slots",
+    "launch_kernel": ".ops.own_kernel",
     "merge_attention_states": ".ops.merge",
     "move_blocks": ".ops.moves",
     "paged_attention": ".ops.attention",
     "reshape_and_cache": ".ops.write",
+    "reshape_and_cache_fp8": ".ops.cast",
     "reshape_and_cache_quant": ".ops.quantize",
     "rotary_and_cache": ".ops.rotary",
+    "simulate": ".runtime.compile.simulate",
     "slot_mapping": ".ops.slots",
     "swap_blocks": ".ops.blocks",
     "zero_blocks": ".ops.blocks",

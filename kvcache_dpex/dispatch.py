@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .ops import (  # noqa: F401  (each declares its operations)
     attention,
+    cast,
     dequantize,
     merge,
     moves,
@@ -86,6 +87,7 @@ def implementation_of(operation: Operation) -> Callable[..., Any]:
     ]
 
     def run(*arguments: Any, **keywords: Any) -> Any:
+        __tracebackhide__ = True
         _refuse_derivatives(operation, arguments, keywords)
         changed = [arguments[at] for at in written if at < len(arguments) and arguments[at] is not None]
         changed += [keywords[name] for name in operation.results if keywords.get(name) is not None]

@@ -12,7 +12,8 @@ nbclient = pytest.importorskip("nbclient", reason="the notebooks need kvcache_dp
 nbformat = pytest.importorskip("nbformat", reason="the notebooks need kvcache_dpex[notebook]: nbformat")
 
 FOLDER = ROOT / "notebooks"
-NEEDS = {"4-with-torch": ("torch",), "7-transformers": ("torch", "transformers")}
+TRANSFORMERS = ("torch", "transformers")
+NEEDS = {"4-with-torch": ("torch",), "7-transformers": TRANSFORMERS}
 FILES = sorted(FOLDER.glob("*.ipynb"))
 LARGEST = 250_000  # bytes of a notebook with its pictures
 

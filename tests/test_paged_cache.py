@@ -166,6 +166,7 @@ def test_extra_keys_keep_sequences_apart(kind, queue):
     ("options", "error", "message"),
     [
         ({"format": "int3"}, ValueError, "`format` must be one of float32, .*, got 'int3'"),
+        ({"inline": "NHD"}, ValueError, "`inline` must be None for format 'float32'.*, got 'NHD'"),
         ({"num_layers": 0}, ValueError, "`num_layers` must be >= 1, got 0"),
         ({"num_blocks": 0}, ValueError, "`num_blocks` must be >= 1, got 0"),
         ({"block_size": 1.5}, TypeError, "`block_size` must be an int, got float"),

@@ -24,6 +24,9 @@ class PagedCache(Transfers):
     format : str
         ``"float32"``, ``"float16"`` or ``"bfloat16"`` keeps keys and values as they are;
         ``"int8_per_token_head"`` or ``"fp8_per_token_head"`` keeps codes and scales.
+    inline : str, optional
+        ``"NHD"`` or ``"HND"`` keeps scales beside their codes, in one allocation a layer, as for
+        `empty_quant_cache`.
     sliding_window : int, optional
         As for `BlockPool`. Layers of different windows need caches of their own.
     num_host_blocks : int
@@ -89,6 +92,7 @@ class PagedCache(Transfers):
         RuntimeError
             A step is open already, or a layer was not appended.
         """
+        __tracebackhide__ = True
         self._require_no_step("step")
         if not tokens:
             raise ValueError("`tokens` must name at least one sequence, got none")
@@ -134,6 +138,7 @@ class PagedCache(Transfers):
         self, tokens: Mapping[Hashable, Tokens], extra_keys: Mapping[Hashable, ExtraKeys]
     ) -> tuple[dict[Hashable, int], dict[Hashable, int | None]]:
         """Blocks for new tokens; where each sequence's rows start, and its length before, None if new."""
+        __tracebackhide__ = True
         before = {name: self.pool.length(name) if name in self.pool else None for name in tokens}
         start = {name: length or 0 for name, length in before.items()}
         added = []

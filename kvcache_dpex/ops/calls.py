@@ -76,6 +76,7 @@ def launch_of(
     plan: Plan, load: Callable[..., store.Module] = store.load, new: Callable[..., Launched] = launch.Launch
 ) -> Launched:
     """The launch of a plan, its kernel found or compiled by `load`."""
+    __tracebackhide__ = True
     module = load(plan.kernel, **plan.types)
     return new(module, plan.queue, plan.scalars, plan.global_size, plan.local_size)
 

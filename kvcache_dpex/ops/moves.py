@@ -159,6 +159,7 @@ def move_blocks(
     >>> float(rows[0].sum()), float(rows[1].sum())
     (16384.0, 0.0)
     """
+    __tracebackhide__ = True
     arrays = (
         source_ids,
         target_0,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable, TypeVar
@@ -104,8 +105,17 @@ def operation(
 
 
 def perform(function: Callable[..., Any], given: tuple, options: tuple) -> Any:
-    """Run the operation that a public function declares; see `Operation.run`."""
-    return function.operation.run(given, options)  # type: ignore[attr-defined]
+    """Run the operation that a public function declares; see `Operation.run`.
+
+    A refused argument is reported without the frames of this package; ``python -X dev`` keeps them.
+    """
+    __tracebackhide__ = True
+    try:
+        return function.operation.run(given, options)  # type: ignore[attr-defined]
+    except (IndexError, TypeError, ValueError) as error:
+        if sys.flags.dev_mode:
+            raise
+        raise error.with_traceback(None) from None
 
 
 class Operation:

@@ -162,5 +162,6 @@ def rotary_and_cache(
     >>> [dpnp.asnumpy(each).tolist() for each in (query, key_cache[1, 1], value_cache[1, 1])]
     [[[[-4.0, 3.0]]], [[-4.0, 3.0]], [[3.0, 4.0]]]
     """
+    __tracebackhide__ = True
     given = positions, query, key, value, cos_sin_cache, key_cache, value_cache, slot_mapping
     perform(rotary_and_cache, given, (interleaved, dtype))

@@ -193,6 +193,7 @@ def slot_mapping(
     >>> dpnp.asnumpy(kv.slot_mapping(table, positions, 16, query_start_loc=starts)).tolist()
     [127, 32, 83, -1, -1]
     """
+    __tracebackhide__ = True
     given = block_table, positions, batch_indices, query_start_loc, seq_lens, kv_indptr, out
     return perform(slot_mapping, given, (block_size, window, num_sinks))
 
@@ -270,5 +271,6 @@ def get_batch_indices_positions(
     >>> dpnp.asnumpy(indices).tolist(), dpnp.asnumpy(positions).tolist()
     ([0, 1, 1, -1], [4, 0, 1, -1])
     """
+    __tracebackhide__ = True
     given = append_indptr, seq_lens, out, positions
     return perform(get_batch_indices_positions, given, (nnz,))

@@ -122,6 +122,7 @@ def reshape_and_cache(
     >>> float(key_cache.sum()), float(value_cache[1, 1].sum())
     (1024.0, 2048.0)
     """
+    __tracebackhide__ = True
     perform(reshape_and_cache, (key, value, key_cache, value_cache, slot_mapping), (check_slots,))
 
 

@@ -15,7 +15,12 @@ from .lowering import TARGET, allow_helper, call, float32, i8, i16, i32, i64, in
 
 _FLOATS = ("float32", "float16", "bfloat16")
 # Types that numba does not have, by the bits that stand in for them.
-_STORED = {"float16": types.uint16, "bfloat16": types.int16, "float8_e4m3fn": types.uint8}
+_STORED = {
+    "float16": types.uint16,
+    "bfloat16": types.int16,
+    "float8_e4m3fn": types.uint8,
+    "float8_e5m2": types.uint8,
+}
 
 
 class View(types.Type):
@@ -262,14 +267,28 @@ def _store_element(builder, view, pointer, place, value):
 
 
 def _load_halves(builder, pointer, place, width: int):
-    halves = builder.bitcast(pointer, ir.PointerType(ir.HalfType(), addrspace=1))
     if width == 1:
-        return call(builder, "_Z22__spirv_ocl_vload_halfmPU3AS1Dh", float32, place, halves)
+        return _from_half(builder, builder.zext(builder.load(builder.gep(pointer, [place])), i32))
+    halves = builder.bitcast(pointer, ir.PointerType(ir.HalfType(), addrspace=1))
     kind = ir.VectorType(float32, width)
     name = "_Z24__spirv_ocl_vloada_halfnmPU3AS1Dhi"
     return cgutils.pack_array(
         builder, _unpacked(builder, call(builder, name, kind, place, halves, int32(width)))
     )
+
+
+def _from_half(builder, bits):
+    """float16 bits as float32. A CPU device makes no vectors of vload_half, but does of integers."""
+    magnitude = builder.shl(builder.and_(bits, int32(0x7FFF)), int32(13))
+    exponent = builder.and_(magnitude, int32(0x0F800000))
+    normal = builder.add(magnitude, int32(112 << 23))  # 112: the difference of the exponents' biases
+    beyond = builder.add(normal, int32(112 << 23))  # infinity and NaN
+    least = builder.bitcast(builder.add(normal, int32(1 << 23)), float32)  # 2**-14 plus a subnormal half
+    subnormal = builder.bitcast(builder.fsub(least, ir.Constant(float32, 2.0**-14)), i32)
+    finite = builder.select(builder.icmp_unsigned("==", exponent, int32(0)), subnormal, normal)
+    is_beyond = builder.icmp_unsigned("==", exponent, int32(0x0F800000))
+    sign = builder.shl(builder.and_(bits, int32(0x8000)), int32(16))
+    return builder.bitcast(builder.or_(builder.select(is_beyond, beyond, finite), sign), float32)
 
 
 def _store_halves(builder, pointer, place, value, width: int):

@@ -41,6 +41,7 @@ def queue_for(device: Any = None) -> dpctl.SyclQueue:
     ValueError
         `device` is a string that names no device of this machine.
     """
+    __tracebackhide__ = True
     dpctl = load_dpctl()
     if isinstance(device, dpctl.SyclQueue):
         return device
@@ -82,6 +83,7 @@ def _device_by_filter(text: str) -> dpctl.SyclDevice:
         found = dpctl.get_devices()
     there = ", ".join(device.filter_string for device in found) or f"none: {absence()}"
     # dpctl's own error says no more than that its string is bad.
+    __tracebackhide__ = True
     message = f"`device` {text!r} names no device here; there is {there}"
     if found and not any(device.is_gpu for device in found):
         message += f"; {gpu.absence()}"
