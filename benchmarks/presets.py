@@ -10,7 +10,8 @@ import numpy as np
 class Case(NamedTuple):
     """One operation on one size of input.
 
-    `operation` is "write", "int8" or "dequantize"; a dequantize case counts its slots as tokens. Slots are
+    `operation` is "write", "int8", "fp8" or "dequantize"; a dequantize case counts its slots as tokens. Slots
+    are
     as a server hands them out: of 512 tokens and more, a prefill, whole blocks in random order; of fewer,
     each the next token of another sequence, any slots. `random_slots` makes them any slots always.
     """
@@ -55,6 +56,8 @@ class Case(NamedTuple):
             return 4 * values * self.itemsize + slots
         if self.operation == "int8":
             return 2 * (values * (self.itemsize + 1) + scales) + slots
+        if self.operation == "fp8":
+            return 2 * values * (self.itemsize + 1) + slots
         return values * (1 + self.itemsize) + scales
 
 
@@ -86,6 +89,9 @@ PRESETS: dict[str, list[Case]] = {
     "int8": [
         Case("int8", tokens, dtype=dtype) for dtype in ("float32", "bfloat16") for tokens in INT8_TOKENS
     ],
+    "fp8": [
+        Case("fp8", tokens, dtype=dtype) for dtype in ("float32", "bfloat16") for tokens in INT8_TOKENS[1:]
+    ],
     "dequantize": [
         Case("dequantize", slots, dtype=dtype) for dtype in ("float32", "float16") for slots in SLOTS
     ],
@@ -106,6 +112,7 @@ DESCRIPTIONS = {
     "models": f"bfloat16 rows of {', '.join(MODELS)}",
     "dtypes": "float32, float16, bfloat16, int8 rows, moved bit for bit",
     "int8": f"int8 writes of {', '.join(map(str, INT8_TOKENS))} tokens",
+    "fp8": f"writes of e4m3 codes by a given scale, {' and '.join(map(str, INT8_TOKENS[1:]))} tokens",
     "dequantize": f"int8 caches of {' and '.join(map(str, SLOTS))} slots",
     "torch": "the operations on tensors, called directly and in torch.compile, beside torch's own",
     "bars": "what the project has set itself as goals, and whether they are reached",

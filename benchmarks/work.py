@@ -56,7 +56,10 @@ class Work:
             slot_mapping = case.slot_mapping(rng)
             inputs = {"key": _rows(rng, rows, case.dtype), "value": _rows(rng, rows, case.dtype)}
             inputs["slot_mapping"] = slot_mapping.astype(np.int64)
-            if case.operation == "int8":
+            if case.operation == "fp8":
+                inputs |= {name: np.array([0.01], np.float32) for name in ("k_scale", "v_scale")}
+                outputs = {name: np.empty(shape, np.uint8) for name in ("key_cache", "value_cache")}
+            elif case.operation == "int8":
                 outputs = {name: np.empty(shape, np.int8) for name in ("kq", "vq")}
                 outputs |= {name: np.empty((slots, case.heads), np.float32) for name in ("ks", "vs")}
             else:
@@ -77,6 +80,8 @@ class Work:
             reference.reshape_and_cache(**given)
         elif case.operation == "int8":
             reference.reshape_and_cache_quant(**given, dtype=case.dtype)
+        elif case.operation == "fp8":
+            reference.reshape_and_cache_fp8(**given, dtype=case.dtype, format="fp8_e4m3")
         else:
             given["out"] = reference.dequant_cache(given["q"], given["scales"], dtype=case.dtype)
         return [given[name] for name in self.output_names]

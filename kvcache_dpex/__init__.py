@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .ops.blocks import gather_blocks as gather_blocks
     from .ops.blocks import swap_blocks as swap_blocks
     from .ops.blocks import zero_blocks as zero_blocks
+    from .ops.cast import reshape_and_cache_fp8 as reshape_and_cache_fp8
     from .ops.dequantize import dequant_cache as dequant_cache
     from .ops.dequantize import dequant_caches as dequant_caches
     from .ops.merge import merge_attention_states as merge_attention_states
@@ -58,6 +59,7 @@ _HOMES = {
     "move_blocks": ".ops.moves",
     "paged_attention": ".ops.attention",
     "reshape_and_cache": ".ops.write",
+    "reshape_and_cache_fp8": ".ops.cast",
     "reshape_and_cache_quant": ".ops.quantize",
     "rotary_and_cache": ".ops.rotary",
     "simulate": ".runtime.compile.simulate",

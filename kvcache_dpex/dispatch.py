@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .ops import (  # noqa: F401  (each declares its operations)
     attention,
+    cast,
     dequantize,
     merge,
     moves,

@@ -17,7 +17,7 @@ class Format(NamedTuple):
     itemsize
         Bytes of an element.
     scale_bytes
-        Bytes of the scale of each token and head; 0 where values are kept as they are.
+        Bytes of the scale of each token and head; 0 where there is none.
     """
 
     name: str
@@ -52,6 +52,11 @@ QUANTIZED = {
     )
 }
 
+# Codes whose scale, one for a cache or one for each head, is given and not made of the rows.
+STATIC = {
+    each.name: each for each in (Format("fp8_e4m3", "float8_e4m3fn", 1), Format("fp8_e5m2", "float8_e5m2", 1))
+}
+
 
 def quantized(name: Any) -> Format:
     """The format of this name, which has codes and scales.
@@ -59,26 +64,36 @@ def quantized(name: Any) -> Format:
     >>> quantized("fp8_per_token_head").dtype
     'float8_e4m3fn'
     """
-    if name not in QUANTIZED:
-        raise ValueError(f"`format` must be one of {', '.join(QUANTIZED)}, got {name!r}")
-    return QUANTIZED[name]
+    return _named(name, QUANTIZED)
 
 
-def of_codes(argument: str, dtype: str, name: Any = None) -> Format:
+def of_codes(argument: str, dtype: str, name: Any = None, known: dict[str, Format] | None = None) -> Format:
     """The format of an array of codes, by its dtype, or of this name, which the dtype must fit.
 
-    NumPy and dpnp keep the bits of float8 as uint8, so such arrays need the name.
+    NumPy and dpnp keep the bits of float8 as uint8, so such arrays need the name. `known` are the formats
+    to choose among, by default those that can be read.
     """
+    known = {**QUANTIZED, **STATIC} if known is None else known
     if name is None:
-        found = [each for each in QUANTIZED.values() if each.dtype == dtype]
+        found = [each for each in known.values() if each.dtype == dtype]
         if not found:
-            raise TypeError(
-                f"`{argument}` must be int8, float8_e4m3fn, or uint8 with format='fp8_per_token_head', "
-                f"got {dtype}"
-            )
+            dtypes = ", ".join(dict.fromkeys(each.dtype for each in known.values()))
+            names = " or ".join(repr(each.name) for each in known.values() if _has_bits(each))
+            raise TypeError(f"`{argument}` must be {dtypes}, or uint8 with format={names}, got {dtype}")
         return found[0]
-    wanted = quantized(name)
-    if dtype not in (wanted.dtype, *(("uint8",) if wanted.dtype.startswith("float8") else ())):
-        also = " or uint8" if wanted.dtype.startswith("float8") else ""
+    wanted = _named(name, known)
+    if dtype != wanted.dtype and not (dtype == "uint8" and _has_bits(wanted)):
+        also = " or uint8" if _has_bits(wanted) else ""
         raise TypeError(f"`{argument}` must be {wanted.dtype}{also} for format {name!r}, got {dtype}")
     return wanted
+
+
+def _named(name: Any, known: dict[str, Format]) -> Format:
+    if name not in known:
+        raise ValueError(f"`format` must be one of {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
+def _has_bits(found: Format) -> bool:
+    """Whether uint8 arrays hold codes of this format."""
+    return found.dtype.startswith("float8")

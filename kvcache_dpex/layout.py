@@ -173,6 +173,40 @@ def cache_shapes(
     return (num_blocks, block_size, num_kv_heads, of_keys), (num_blocks, block_size, num_kv_heads, of_values)
 
 
+def inline_spans(
+    of_keys: tuple[int, int, int, int], of_values: tuple[int, int, int, int], order: str
+) -> tuple[int, tuple[tuple[Span, int], ...]]:
+    """Rows ``[K codes | float32 | V codes | float32]`` of bytes, for each token and head, in one allocation.
+
+    Rows of a block are in `order` ``"NHD"``, all heads of a token side by side, or ``"HND"``, all tokens of a
+    head. Gives the bytes of a block, and the span and first element of the codes of keys, those of values,
+    the scales of keys and those of values.
+
+    >>> size, spans = inline_spans((4, 16, 8, 128), (4, 16, 8, 128), "NHD")
+    >>> size // (16 * 8), [first * span.itemsize for span, first in spans]
+    (264, [0, 132, 128, 260])
+    """
+    if order not in ("NHD", "HND"):
+        raise ValueError(f"`inline` must be 'NHD', 'HND' or None, got {order!r}")
+    _, block_size, num_kv_heads, key_size = of_keys
+    value_size = of_values[3]
+    for name, size in (("head_size", key_size), ("value_head_size", value_size)):
+        if size % 4:
+            raise ValueError(f"`{name}` must be a multiple of 4 where scales are inline, got {size}")
+    row = key_size + value_size + 8
+    per_token, per_head = (num_kv_heads * row, row) if order == "NHD" else (row, block_size * row)
+    steps = block_size * num_kv_heads * row, per_token, per_head
+
+    def codes(first: int, size: int) -> tuple[Span, int]:
+        return Span((*of_keys[:3], size), (*steps, 1), 1), first
+
+    def scales(first: int) -> tuple[Span, int]:
+        return Span(of_keys[:3], tuple(step // 4 for step in steps), 4), first // 4
+
+    spans = codes(0, key_size), codes(key_size + 4, value_size), scales(key_size), scales(row - 4)
+    return steps[0], spans
+
+
 def whole_number(name: str, value: object, least: int) -> int:
     """The argument `name` as an int; raises unless it is an integer of any type, but bool, and >= `least`.
 

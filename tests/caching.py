@@ -11,6 +11,7 @@ from helpers import to_device
 from kvcache_dpex.runtime.launch import arrays
 
 FORMATS = ["float32", "float16", "bfloat16", "int8_per_token_head", "fp8_per_token_head"]
+FORMATS += ["int8_per_token_head HND", "fp8_per_token_head NHD"]  # scales inline, in this order
 HEADS, SIZES = 2, (16, 8)
 KINDS = ["arrays", "tensors"] if importlib.util.find_spec("torch") else ["arrays"]
 
@@ -22,7 +23,9 @@ def new_cache(kind, format, queue, num_blocks=6, block_size=3, num_layers=2, **o
     kinds = kv if kind == "arrays" else kv.torch
     device = queue if kind == "arrays" else "cpu"
     shape = num_layers, num_blocks, block_size, HEADS, SIZES[0]
-    return kinds.PagedCache(*shape, value_head_size=SIZES[1], format=format, device=device, **options)
+    format, *inline = format.split()
+    options.update(format=format, inline=inline[0] if inline else None, value_head_size=SIZES[1])
+    return kinds.PagedCache(*shape, device=device, **options)
 
 
 def exact_rows(prefixes, layer, size, format):

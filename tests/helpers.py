@@ -20,7 +20,7 @@ from kvcache_dpex.runtime.launch import arrays
 ROOT = Path(__file__).parent.parent
 SENTINEL = 0xA5
 # NumPy has no such types: a kernel takes their bits.
-STORED = {"bfloat16": "int16", "float8_e4m3fn": "uint8"}
+STORED = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 KERNELS = {function.__name__: function for function, _ in package.catalogue()}
 
 

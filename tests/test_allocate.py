@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from helpers import to_bytes
-from kvcache_dpex import empty_cache
+from helpers import to_bytes, to_device
+from kvcache_dpex import dequant_cache, empty_cache, empty_quant_cache, reference, reshape_and_cache_quant
 from kvcache_dpex.runtime.environment import devices
 from kvcache_dpex.runtime.launch import arrays
 
@@ -135,3 +135,42 @@ def test_devices_own_limits(queue):
     blocks = device.max_mem_alloc_size // (16 * 128) + 1
     with pytest.raises(MemoryError, match=re.escape(f"but {device.name} allocates at most")):
         empty_cache(blocks, 16, 1, 128, dtype="int8", device=queue)
+
+
+@pytest.mark.parametrize("format", ["int8_per_token_head", "fp8_per_token_head"])
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_scales_inline(queue, order, format):
+    """One allocation of rows ``[K codes | float32 | V codes | float32]`` in the order that was asked for."""
+    shape = 3, 4, 2, 8
+    caches = empty_quant_cache(*shape, value_head_size=12, format=format, inline=order, device=queue)
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((5, 2, 8), "f4"), rng.standard_normal((5, 2, 12), "f4")
+    slots = np.array([3, -1, 11, 0, 6])
+    expected = reference.empty_quant_cache(*shape, format=format)
+    expected = expected[0], np.zeros((3, 4, 2, 12), expected[0].dtype), *expected[2:]
+    reference.reshape_and_cache_quant(*rows, *expected, slots, format=format)
+    on_device = [to_device(each, queue) for each in (*rows, slots)]
+    reshape_and_cache_quant(*on_device[:2], *caches, on_device[2], format=format)
+    pieces = [
+        to_bytes(each).reshape(3, 4, 2, -1) for each in (expected[0], expected[2], expected[1], expected[3])
+    ]
+    whole = np.concatenate(pieces, axis=3)
+    memory = caches[0].get_array().usm_data.copy_to_host()
+    assert memory.tobytes() == (whole if order == "NHD" else whole.swapaxes(1, 2)).tobytes()
+    for codes, scales, wanted, wanted_scales in zip(caches[:2], caches[2:], expected, expected[2:]):
+        assert scales.shape == shape[:3]
+        found = arrays.to_numpy(dequant_cache(codes, scales, format=format))
+        np.testing.assert_array_equal(found, reference.dequant_cache(wanted, wanted_scales, format=format))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "inline", "message"),
+    [
+        ({"head_size": 8}, "NHB", "`inline` must be 'NHD', 'HND' or None, got 'NHB'"),
+        ({"head_size": 6}, "NHD", "`head_size` must be a multiple of 4 where scales are inline, got 6"),
+        ({"head_size": 8, "value_head_size": 2}, "HND", "`value_head_size` must be a multiple of 4"),
+    ],
+)
+def test_scales_that_cannot_be_inline(sizes, inline, message):
+    with pytest.raises(ValueError, match=message):
+        empty_quant_cache(3, 4, 2, **sizes, inline=inline)

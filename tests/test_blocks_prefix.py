@@ -221,6 +221,17 @@ def test_a_reset_forgets_prefixes_of_running_sequences_too():
     assert pool.find_prefix([*PROMPT[:9], 1, 2, 3, 4]) == 8  # of new, and not what a and b appended
 
 
+def test_a_reset_forgets_prefixes_of_sequences_that_are_away():
+    """A sequence that was in host memory meanwhile must not share what new weights filled."""
+    pool = pool_of(16)
+    committed(pool, "a", PROMPT[:9])
+    away = pool.detach("a")
+    pool.reset_prefix_cache()
+    committed(pool, "new", PROMPT[:9])
+    assert pool.attach("a", away) == [0, 1, 2]
+    assert not {*pool.block_table("a")} & {*pool.block_table("new")}
+
+
 # Eviction.
 
 

@@ -129,6 +129,13 @@ def test_modes(folder, mask):
     assert cache.read(NAME, IDENTITY) == MODULE
 
 
+def test_a_folder_whose_parents_are_missing(monkeypatch, tmp_path):
+    """As for a new user, who has no ~/.cache yet."""
+    monkeypatch.setenv("KVCACHE_DPEX_CACHE", str(tmp_path / "home" / "cache" / "modules"))
+    cache.write(NAME, IDENTITY, MODULE)
+    assert cache.read(NAME, IDENTITY) == MODULE
+
+
 def test_a_full_disk_leaves_no_file(folder):
     """In a process of its own: a limit on files stops LLVM's output too, and that ends the process."""
     output_of(

@@ -7,7 +7,7 @@ import pytest
 from helpers import output_of
 from kvcache_dpex.kernels.quantize_gpu import quantize_gpu
 from kvcache_dpex.kernels.scatter_gpu import scatter_gpu
-from kvcache_dpex.runtime.compile import compiler, store
+from kvcache_dpex.runtime.compile import compiler, parameters, store
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="compiling needs numba-dpex")
 
@@ -90,3 +90,10 @@ def test_a_compiler_that_was_edited_after_its_import(monkeypatch):
     message = "the compiler of kvcache_dpex was edited after it was imported: restart Python"
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
         store.compile_here(scatter_gpu, store.signature(scatter_gpu, slot="int64"))
+
+
+def test_numba_tells_views_apart():
+    """It compiles a helper once for each type of its arguments."""
+    texts = "float32[n, part=1]", "float32[n]", "float32[n, part]", "float32*2[n, part=1]", "int32[n, part=1]"
+    lowering_views = pytest.importorskip("kvcache_dpex.runtime.compile.lowering_views")
+    assert len({lowering_views.View(parameters.parse(text)) for text in texts}) == len(texts)

@@ -31,7 +31,8 @@ def working(queue):
             {"q": "uint8"},
             {},
             TypeError,
-            "`q` must be int8, float8_e4m3fn, or uint8 with format='fp8_per_token_head', got uint8",
+            "`q` must be int8, float8_e4m3fn, float8_e5m2, or uint8 with format='fp8_per_token_head' or "
+            "'fp8_e4m3' or 'fp8_e5m2', got uint8",
         ),
         ({"q": (20, 2, 8)}, {}, ValueError, f"`q` must have shape {SHAPE}, got [20, 2, 8]"),
         ({"scales": "float16"}, {}, TypeError, "`scales` must be float32, got float16"),

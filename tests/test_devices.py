@@ -219,6 +219,15 @@ def machine(monkeypatch, tmp_path):
     return make
 
 
+def test_a_selector_that_is_empty_hides_nothing(machine, monkeypatch):
+    machine()
+    for name in gpu.SELECTORS:
+        monkeypatch.setenv(name, "")
+    assert gpu.selectors() == ""
+    monkeypatch.setenv(gpu.SELECTORS[0], "opencl:cpu")
+    assert gpu.selectors() == f"{gpu.SELECTORS[0]}=opencl:cpu"
+
+
 def test_render_nodes_of_intel_gpus(machine, tmp_path):
     machine(["0x10de", "0x8086", "0x8086"])
     (tmp_path / "sys/class/drm/renderD131/device").mkdir(parents=True)  # a virtual device has no vendor

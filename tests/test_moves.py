@@ -212,6 +212,19 @@ def test_pools_that_are_refused(queue):
         kv.copy_blocks([kq, np.zeros(3)], [(0, 1)])
 
 
+@pytest.mark.parametrize("number", [0, -1, 5, 48])
+@pytest.mark.parametrize("name", ["num_sources", "num_targets"])
+def test_numbers_of_blocks_that_do_not_divide_an_array(queue, name, number):
+    source, target = to_device(np.ones((24, 3), "f4"), queue), to_device(np.zeros((24, 3), "f4"), queue)
+    ids = to_device(np.zeros(1, "i4"), queue)
+    numbers = {"num_sources": 6, "num_targets": 6, name: number}
+    with pytest.raises(
+        ValueError, match=rf"`{name[4:-1]}_0` must have a first axis .* num_blocks = {number}, "
+    ):
+        kv.move_blocks(ids, target, ids, source_0=source, **numbers)
+    assert not to_bytes(target).any()
+
+
 def test_swaps_that_are_refused(queue):
     kq, vq, ks, vs = caches(queue)
     other = kv.empty_quant_cache(2, 4, 3, 16, device=queue)

@@ -166,6 +166,7 @@ def test_extra_keys_keep_sequences_apart(kind, queue):
     ("options", "error", "message"),
     [
         ({"format": "int3"}, ValueError, "`format` must be one of float32, .*, got 'int3'"),
+        ({"inline": "NHD"}, ValueError, "`inline` must be None for format 'float32'.*, got 'NHD'"),
         ({"num_layers": 0}, ValueError, "`num_layers` must be >= 1, got 0"),
         ({"num_blocks": 0}, ValueError, "`num_blocks` must be >= 1, got 0"),
         ({"block_size": 1.5}, TypeError, "`block_size` must be an int, got float"),
@@ -179,24 +180,29 @@ def test_a_cache_says_what_does_not_fit(queue, options, error, message):
 
 def test_a_step_says_what_does_not_fit(kind, queue):
     cache = new_cache(kind, "float32", queue)
-    rows = [on_device(cache, np.ones((2, HEADS, size), np.float32)) for size in SIZES]
-    query = on_device(cache, np.ones((2, HEADS, SIZES[0]), np.float32))
+    more = [on_device(cache, np.ones((3, HEADS, size), np.float32)) for size in SIZES]
+    rows = [each[:2] for each in more]
+    query = on_device(cache, np.ones((3, HEADS, SIZES[0]), np.float32))
     with cache.step({"a": [1, 2]}) as step:
         with pytest.raises(IndexError, match="`layer` must be < 2, got 2"):
             step.append(2, *rows)
-        with pytest.raises(ValueError, match=r"`value` must have a row for each of the 2 new tokens"):
-            step.append(0, rows[0], rows[1][:1])
+        for value in (rows[1][:1], more[1]):
+            with pytest.raises(ValueError, match=r"`value` must have a row for each of the 2 new tokens"):
+                step.append(0, rows[0], value)
+        with pytest.raises(ValueError, match=r"`key` must have a row for each of the 2 new tokens"):
+            step.append(0, *more)
         with pytest.raises(RuntimeError, match="layer 0 must have the keys and values"):
-            step.attend(0, query)
+            step.attend(0, query[:2])
         for call in (lambda: cache.free("a"), lambda: cache.fork("a", "b"), cache.step({"c": 1}).__enter__):
             with pytest.raises(RuntimeError, match=r"must not be called inside of a step"):
                 call()
         for layer in range(2):
             step.append(layer, *rows)
-        with pytest.raises(ValueError, match=r"`query` must have a row for each of the 2 new tokens"):
-            step.attend(0, query[:1])
+        for few_or_many in (query[:1], query):
+            with pytest.raises(ValueError, match=r"`query` must have a row for each of the 2 new tokens"):
+                step.attend(0, few_or_many)
     with pytest.raises(RuntimeError, match="the step has ended"):
-        step.attend(0, query)
+        step.attend(0, query[:2])
     with pytest.raises(ValueError, match="`tokens` must name at least one sequence"), cache.step({}):
         pass
     with pytest.raises(ValueError, match="`dtype` must be None for format 'float32'"):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from helpers import compiled, to_device
+from kvcache_dpex import reference
 from kvcache_dpex.kernels.intrinsics import barrier, float_bits, float_from_bits, get_local, put_local
-from kvcache_dpex.kernels.vectors import each_pair
+from kvcache_dpex.kernels.vectors import each, each_pair
 from kvcache_dpex.kernels.views import load, store
 from kvcache_dpex.runtime.compile import compiler, phis, spirv
 from kvcache_dpex.runtime.launch import arrays, launch
@@ -57,6 +58,15 @@ def turned(item: "nditem[1]", x: "float32[n]", out: "float32[n]", lanes: "int64"
     store(out, of_neighbour(lane, lanes), lane)
 
 
+def twice(x):
+    return x + x
+
+
+def doubled(item: "item[1]", x: "value*width[part=1]", out: "value*width[part=1]"):
+    at = item.get_id(0)
+    store(out, each(twice, load(x, at)), at)
+
+
 def run(queue, kernel, x, size, numbers, items):
     given, out = to_device(x, queue), to_device(np.zeros(size, "f4"), queue)
     launched = launch.Launch(compiled(kernel), queue, numbers, (items,), (items,))
@@ -79,6 +89,19 @@ def test_helpers_share_the_memory_of_the_work_group(queue):
     """Every function is compiled for itself; the linker must not give each a memory of its own."""
     x = np.arange(8, dtype="f4")
     np.testing.assert_array_equal(run(queue, turned, x, 8, (1, 1, 8), 8), np.roll(x, -1))
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+@pytest.mark.parametrize("value", ["float16", "bfloat16", "float32"])
+def test_vectors_of_every_width(queue, value, width):
+    whole = np.arange(1, 33, dtype="f4")
+    bits = reference.from_float32(whole, value)
+    x, out = to_device(bits, queue), to_device(np.zeros_like(bits), queue)
+    module = compiled(doubled, value=value, width=width)
+    launch.Launch(module, queue, (), (32 // width,), (1,))((x._pointer, out._pointer), (x, out))
+    queue.wait()
+    np.testing.assert_array_equal(reference.as_float32(arrays.to_numpy(out), value), 2 * whole)
 
 
 @needs_compiler

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -102,6 +103,16 @@ def test_what_changes_a_kernel_changes_its_identity(tmp_path, old, new):
 def test_what_a_kernel_does_not_use_leaves_its_identity(tmp_path, old, new):
     before, _, after = SOURCE.rpartition(old)
     assert identity(before + new + after, tmp_path) == identity(SOURCE, tmp_path)
+
+
+def test_the_identity_of_a_kernel_that_a_function_makes(tmp_path):
+    def made(text):
+        return identity(
+            f"def make():\n{indent(text, '    ')}\n    return kernel\n\nkernel = make()", tmp_path
+        )
+
+    assert made(SOURCE) == made(SOURCE.replace("UNUSED = 1", "UNUSED = 2"))
+    assert len({made(SOURCE.replace(*edit)) for edit in (("", ""), ("<", "<="), ("(1.0)", "(1.5)"))}) == 3
 
 
 def test_identity_follows_types_compiler_and_device_functions(tmp_path, monkeypatch):

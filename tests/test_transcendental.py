@@ -1,9 +1,10 @@
-"""exp2, log2 and tanh as plain Python, within the errors that they promise, to the ends of their ranges."""
+"""The functions of a softmax as plain Python, within the errors that they promise, to the ends of ranges."""
 
 import numpy as np
 import pytest
 
 from kvcache_dpex.kernels import transcendental
+from kvcache_dpex.kernels.softmax import max_f32
 
 
 def error_of(function, exact, x):
@@ -48,3 +49,11 @@ def test_tanh():
     error, found = error_of(transcendental.tanh, np.tanh, x[x != 0])
     assert error <= 4
     assert (abs(found) <= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "larger"), [(1, 2, 2), (2, 1, 2), (1, np.nan, 1), (-np.inf, np.nan, -np.inf)]
+)
+def test_the_larger_of_two_where_one_may_be_nan(a, b, larger):
+    """A score that is NaN must not become the largest one."""
+    assert max_f32(np.float32(a), np.float32(b)) == larger

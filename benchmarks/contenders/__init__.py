@@ -25,7 +25,7 @@ OURS_TORCH = "kvcache_dpex, torch tensors"
 OURS_COMPILED = "kvcache_dpex, torch tensors, in torch.compile"
 EAGER, COMPILED = "torch eager", "torch.compile"
 FLOOR = "launch of an empty kernel"
-ENTRIES: dict[str, list[Entry]] = {"write": [], "int8": [], "dequantize": []}
+ENTRIES: dict[str, list[Entry]] = {"write": [], "int8": [], "fp8": [], "dequantize": []}
 
 
 def entry(operation: str, name: str, kind: str = "rival") -> Callable:
@@ -64,4 +64,4 @@ def device_copy(work: Work, *sizes: int) -> Contender:
     return work.on_device(run, (), waits=True)
 
 
-from . import dequantize, int8, write  # noqa: E402, F401
+from . import dequantize, fp8, int8, write  # noqa: E402, F401

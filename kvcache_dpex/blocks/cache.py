@@ -24,6 +24,9 @@ class PagedCache(Transfers):
     format : str
         ``"float32"``, ``"float16"`` or ``"bfloat16"`` keeps keys and values as they are;
         ``"int8_per_token_head"`` or ``"fp8_per_token_head"`` keeps codes and scales.
+    inline : str, optional
+        ``"NHD"`` or ``"HND"`` keeps scales beside their codes, in one allocation a layer, as for
+        `empty_quant_cache`.
     sliding_window : int, optional
         As for `BlockPool`. Layers of different windows need caches of their own.
     num_host_blocks : int

@@ -33,6 +33,7 @@ class Storage:
         *,
         value_head_size: int | None = None,
         format: str = "float32",
+        inline: str | None = None,
         sliding_window: int | None = None,
         num_host_blocks: int = 0,
         device: Any = None,
@@ -44,6 +45,11 @@ class Storage:
             raise ValueError(f"`format` must be one of {', '.join(known)}, got {format!r}")
         self.num_layers = whole_number("num_layers", num_layers, least=1)
         self.format, self._format, self._quantized = format, known[format], format in formats.QUANTIZED
+        if inline is not None and not self._quantized:
+            raise ValueError(
+                f"`inline` must be None for format {format!r}, which has no scales, got {inline!r}"
+            )
+        self._inline = inline
         shapes = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
         whole_number("num_blocks", num_blocks, least=1)
         _, self.block_size, self.num_kv_heads, self.head_size = shapes[0]
@@ -151,8 +157,8 @@ class Storage:
         sizes = {"value_head_size": self.value_head_size, **place}
         if not self._quantized:
             return self._operations.empty_cache(*shape, dtype=self.format, **sizes)
-        *codes, ks, vs = self._operations.empty_quant_cache(*shape, format=self.format, **sizes)
-        return (*codes, *(each.reshape(shape[:3]) for each in (ks, vs)))
+        options = {"format": self.format, "scales_by_block": True, "inline": self._inline}
+        return self._operations.empty_quant_cache(*shape, **options, **sizes)
 
     def _new_host_layer(self, num_blocks: int) -> tuple[Any, ...]:
         return self._new_layer(num_blocks, device=self.layers[0][0].sycl_queue, usm_type="host")

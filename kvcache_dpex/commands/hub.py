@@ -51,13 +51,13 @@ the dpctl that shares torch's SYCL runtime; the error that names a mismatch name
 
 ## Functions
 
-`empty_cache`, `empty_quant_cache`, `reshape_and_cache`, `reshape_and_cache_quant`, `dequant_cache`,
-`paged_attention`, `copy_blocks`, `swap_blocks`, `gather_blocks`, `slot_mapping`, `rotary_and_cache`,
-`reshape_and_cache_flash` (vLLM's argument order), `flash_attn_func`, `flash_attn_varlen_func` and
-`flash_attn_with_kvcache` (flash-attn's arguments, which transformers uses), and `to_torch` and `from_torch`
-(dpnp arrays and tensors in one memory). Caches are `[num_blocks, block_size, num_kv_heads, head_size]`,
-scales `[num_blocks * block_size, num_kv_heads]`. Slot `s` is offset `s % block_size` of block `s //
-block_size`; a negative slot skips its token.
+`empty_cache`, `empty_quant_cache`, `reshape_and_cache`, `reshape_and_cache_quant`, `reshape_and_cache_fp8`,
+`dequant_cache`, `paged_attention`, `copy_blocks`, `swap_blocks`, `gather_blocks`, `slot_mapping`,
+`rotary_and_cache`, `reshape_and_cache_flash` (vLLM's argument order), `flash_attn_func`,
+`flash_attn_varlen_func` and `flash_attn_with_kvcache` (flash-attn's arguments, which transformers uses), and
+`to_torch` and `from_torch` (dpnp arrays and tensors in one memory). Caches are
+`[num_blocks, block_size, num_kv_heads, head_size]`, scales `[num_blocks * block_size, num_kv_heads]`.
+Slot `s` is offset `s % block_size` of block `s // block_size`; a negative slot skips its token.
 """
 
 USAGE = """\

@@ -10,7 +10,7 @@ from .views import load, store
 
 TYPES = {
     "value": ("float32", "bfloat16"),  # not float16: a CPU converts neighbouring halves of an item
-    "code": ("int8", "float8_e4m3fn"),
+    "code": ("int8", "float8_e4m3fn", "float8_e5m2"),
     "block": ("int32", "int64"),
 }
 FOUR = tuple(range(4))
@@ -20,7 +20,7 @@ ZEROS = (np.float32(0.0),) * 4
 def dequantize_cpu(
     item: "nditem[3]",  # (parts of a quarter row, rows of a block, blocks of the result), rows rounded up
     codes: "code[block, row, element=1]",
-    scales: "float32[block, row=1]",
+    scales: "float32[block, row]",
     blocks: "block[n]",  # not read unless `listed`
     out: "value[n, row, element=1]",
     listed: "int64",

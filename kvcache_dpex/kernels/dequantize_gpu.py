@@ -6,7 +6,7 @@ from .blocks import show_two_runs
 
 TYPES = {
     "value": ("float16", "bfloat16"),
-    "code": ("int8", "float8_e4m3fn"),
+    "code": ("int8", "float8_e4m3fn", "float8_e5m2"),
     "block": ("int32", "int64"),
 }
 ZEROS = (np.float32(0.0),) * 8
@@ -15,7 +15,7 @@ ZEROS = (np.float32(0.0),) * 8
 def dequantize_gpu(
     item: "nditem[3]",  # (parts of half a row, rows of a block, blocks of the result), rows rounded up
     codes: "code*8[block, row, eight=1]",
-    scales: "float32[block, row=1]",
+    scales: "float32[block, row]",
     blocks: "block[n]",  # not read unless `listed`
     out: "value*8[n, row, eight=1]",
     listed: "int64",

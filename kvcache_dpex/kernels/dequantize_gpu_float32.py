@@ -8,14 +8,14 @@ import numpy as np
 
 from .blocks import show_two_runs
 
-TYPES = {"value": ("float32",), "code": ("int8", "float8_e4m3fn"), "block": ("int32", "int64")}
+TYPES = {"value": ("float32",), "code": ("int8", "float8_e4m3fn", "float8_e5m2"), "block": ("int32", "int64")}
 ZEROS = (np.float32(0.0),) * 4
 
 
 def dequantize_gpu_float32(
     item: "nditem[3]",  # (parts of half a row, rows of a block, blocks of the result), rows rounded up
     codes: "code*4[block, row, four=1]",
-    scales: "float32[block, row=1]",
+    scales: "float32[block, row]",
     blocks: "block[n]",  # not read unless `listed`
     out: "value*4[n, row, four=1]",
     listed: "int64",

@@ -9,7 +9,7 @@ from .views import load, store
 
 TYPES = {
     "value": ("float32", "float16", "bfloat16"),
-    "code": ("int8", "float8_e4m3fn"),
+    "code": ("int8", "float8_e4m3fn", "float8_e5m2"),
     "block": ("int32", "int64"),
 }
 

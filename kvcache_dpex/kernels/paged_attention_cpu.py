@@ -14,7 +14,7 @@ from .views import load, store
 IN_RECORD = True
 TYPES = {
     "value": ("float32", "float16", "bfloat16"),
-    "code": ("float32", "float16", "bfloat16", "int8", "float8_e4m3fn"),
+    "code": ("float32", "float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"),
 }
 LANES = 16
 FOUR = tuple(range(4))

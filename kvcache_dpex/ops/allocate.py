@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from .. import formats
-from ..layout import cache_shapes
+from ..layout import cache_shapes, inline_spans
 from ..runtime.environment import devices
 from ..runtime.launch import arrays, launch
 
@@ -74,6 +76,7 @@ def empty_quant_cache(
     value_head_size: int | None = None,
     format: str = "int8_per_token_head",
     scales_by_block: bool = False,
+    inline: str | None = None,
     device: Any = None,
     usm_type: str = "device",
 ) -> tuple[Any, Any, Any, Any]:
@@ -92,6 +95,11 @@ def empty_quant_cache(
         Give the scales the axes of the codes, ``[num_blocks, block_size, num_kv_heads]``, so that one index
         fits both: ``kq[block, offset, head] * ks[block, offset, head]``. Every operation takes both shapes,
         which are the same memory.
+    inline
+        ``"NHD"`` or ``"HND"`` allocates once, rows of bytes ``[K codes | float32 | V codes | float32]`` for
+        each token and head, in this order within a block, so that a block is one range of bytes. The four
+        arrays are views of it, with scales by block; head sizes must be multiples of 4. A token takes as
+        many bytes as without: ``2 * (head_size + 4)`` for each head.
 
     Returns
     -------
@@ -115,12 +123,35 @@ def empty_quant_cache(
     __tracebackhide__ = True
     launch.refuse_after_fork()
     kq, vq = cache_shapes(num_blocks, block_size, num_kv_heads, head_size, value_head_size)
+    if inline is not None:
+        return _inline(kq, vq, inline, formats.quantized(format).dtype, device, usm_type)
     scales = kq[:3] if scales_by_block else (kq[0] * kq[1], kq[2])
     shapes = {"kq": kq, "vq": vq, "ks": scales, "vs": scales}
     codes = formats.quantized(format).dtype
     dtypes = {"kq": codes, "vq": codes, "ks": "float32", "vs": "float32"}
     codes_k, codes_v, scales_k, scales_v = allocate(shapes, dtypes, device, usm_type)
     return codes_k, codes_v, scales_k, scales_v
+
+
+def _inline(
+    of_keys: tuple[int, int, int, int],
+    of_values: tuple[int, int, int, int],
+    order: str,
+    code_type: str,
+    device: Any,
+    usm_type: str,
+) -> tuple[Any, Any, Any, Any]:
+    """Codes and scales as views of one allocation."""
+    block_bytes, spans = inline_spans(of_keys, of_values, order)
+    shapes = {"keys, values and scales": (of_keys[0], block_bytes)}
+    (memory,) = allocate(shapes, dict.fromkeys(shapes, "uint8"), device, usm_type)
+    codes = arrays.storage_dtype(code_type)
+    dtypes = codes, codes, np.dtype("float32"), np.dtype("float32")
+    kq, vq, ks, vs = (
+        arrays.viewed(memory, span.shape, span.strides, first, dtype)
+        for (span, first), dtype in zip(spans, dtypes)
+    )
+    return kq, vq, ks, vs
 
 
 def allocate(

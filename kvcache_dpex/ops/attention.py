@@ -65,7 +65,8 @@ def paged_attention(
         one token for each sequence. Rows of `out` and `lse` before the first and after the last are not
         written; in new arrays they hold anything.
     key_scales, value_scales : [num_blocks * block_size, num_kv_heads], float32
-        Scales of codes, as `reshape_and_cache_quant` writes them.
+        Scales of codes, as `reshape_and_cache_quant` writes them; ``[1]`` or ``[num_kv_heads]`` where they
+        were given to `reshape_and_cache_fp8`.
     scale : float
         Factor of the scores, by default ``head_size ** -0.5``.
     sliding_window : int
@@ -84,8 +85,8 @@ def paged_attention(
     return_lse
         Return `lse` too.
     format
-        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``, where the caches hold codes. By default the
-        one that their dtype says; uint8 arrays need it.
+        ``"int8_per_token_head"``, ``"fp8_per_token_head"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``, where the
+        caches hold codes. By default what their dtype says; uint8 arrays need it.
     batch_invariant
         Give each token the same bits whatever else is in the batch. By default a CPU device cuts a long
         context into parts where there are few tokens, which rounds differently.

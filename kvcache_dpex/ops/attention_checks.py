@@ -53,7 +53,7 @@ def check(
         if scales is None and code_type not in VALUES:
             raise ValueError(f"`{name}` must be given, for `{cache_name}` is {code_type}, got None")
         if scales is not None:
-            validate.scales(name, scales, cache_name, cache)
+            validate.any_scales(name, scales, cache_name, cache)
     if sinks is not None:
         validate.of_type("sinks", sinks, "float32")
         validate.of_shape("sinks", sinks, (query.shape[1],), "[num_q_heads]")
@@ -66,7 +66,7 @@ def check(
 
 def code_type_of(key_cache: Operand, format: Any, dtype: Any) -> str:
     """The type of the elements of the caches."""
-    if key_cache.dtype_name in ("int8", "uint8", "float8_e4m3fn") or format is not None:
+    if key_cache.dtype_name in ("int8", "uint8", "float8_e4m3fn", "float8_e5m2") or format is not None:
         return validate.codes("key_cache", key_cache, format)
     return type_of("key_cache", key_cache, dtype)
 

@@ -62,9 +62,9 @@ def plan(
         "block_table": block_table,
         "seq_lens": seq_lens,
         "query_start_loc": query_start_loc,
-        "key_scales": key_scales and validate.scales("key_scales", key_scales, "key_cache", key_cache),
+        "key_scales": key_scales and validate.any_scales("key_scales", key_scales, "key_cache", key_cache),
         "value_scales": value_scales
-        and validate.scales("value_scales", value_scales, "value_cache", value_cache),
+        and validate.any_scales("value_scales", value_scales, "value_cache", value_cache),
         "sinks": sinks,
         "out": out,
         "lse": lse,

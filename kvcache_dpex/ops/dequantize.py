@@ -25,7 +25,7 @@ def _check(
         raise ValueError(
             f"`q` must have shape [num_blocks, block_size, num_kv_heads, head_size], got {list(q.shape)}"
         )
-    validate.scales("scales", scales, "q", q)
+    validate.any_scales("scales", scales, "q", q)
     if blocks is not None:
         validate.blocks(blocks)
     if out is not None:
@@ -58,7 +58,7 @@ def _plan(
         "code": validate.codes("q", q, format),
         "block": chosen.dtype_name if chosen else "int64",
     }
-    scales = validate.scales("scales", scales, "q", q)
+    scales = validate.any_scales("scales", scales, "q", q)
     out = validate.leading_axes_merged("out", out, len(out.shape) - 3)
     operands = q, scales, chosen, out, types, alignment
     return choose(VARIANTS, q.queue.sycl_device, value_type, q.shape[3], *operands)
@@ -74,15 +74,15 @@ def dequant_cache(
     out: Written = None,
     format: Name = None,
 ) -> Any:
-    """Decode int8 or fp8 codes: ``float32(code) * scale``, rounded once to `dtype`.
+    """Decode codes: ``float32(code) * scale``, rounded once to `dtype`.
 
     Parameters
     ----------
-    q : [num_blocks, block_size, num_kv_heads, head_size], int8, float8_e4m3fn or uint8
-        Codes, of any strides. uint8 arrays hold the bits of float8_e4m3fn.
+    q : [num_blocks, block_size, num_kv_heads, head_size], int8, float8_e4m3fn, float8_e5m2 or uint8
+        Codes, of any strides. uint8 arrays hold the bits of either float8.
     scales : [num_blocks * block_size, num_kv_heads], float32
-        Scales by slot; ``[num_blocks, block_size, num_kv_heads]`` is accepted. A scale that is not finite
-        gives NaN for its row.
+        Scales by slot; ``[num_blocks, block_size, num_kv_heads]`` is accepted, and so are ``[num_kv_heads]``
+        for one scale a head and ``[1]`` for one in all. A scale that is not finite gives NaN for its rows.
     dtype
         ``"float32"`` (the default), ``"float16"`` or ``"bfloat16"``, whose bits come as uint16.
     blocks : [...], int32 or int64
@@ -91,8 +91,8 @@ def dequant_cache(
     out
         Where to put the result, changed in place; by default a new array.
     format
-        ``"int8_per_token_head"`` or ``"fp8_per_token_head"``. By default the one that the dtype of `q` says;
-        uint8 arrays need it.
+        ``"int8_per_token_head"``, ``"fp8_per_token_head"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``. By default
+        what the dtype of `q` says; uint8 arrays need it.
 
     Returns
     -------

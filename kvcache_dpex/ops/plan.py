@@ -53,15 +53,11 @@ def choose(
         special = [each for each in special if each.suits(device, value_type, head_size)]
     else:
         special = [each for each in special if each.kernel.__name__ == wanted]
-    for variant in (*(each for each in special if _takes(each.kernel, value_type)), last):
+    for variant in (*special, last):
         found = variant.plan(variant.kernel, *operands)
         if found is not None:
             return found
     raise AssertionError(f"no kernel fits, not even {last.kernel.__name__}")
-
-
-def _takes(kernel: Callable, value_type: str | None) -> bool:
-    return value_type is None or value_type in kernel.__globals__["TYPES"]["value"]
 
 
 def plan_of(
@@ -71,7 +67,9 @@ def plan_of(
     alignment: int,
     **arguments: Any,
 ) -> Plan | None:
-    """The launch of a kernel on operands and numbers, named as its parameters; None if a view does not fit.
+    """The launch of a kernel on operands and numbers, named as its parameters.
+
+    None where the kernel has no such types, or a view does not fit.
 
     Parameters
     ----------
@@ -84,6 +82,9 @@ def plan_of(
     **arguments
         An `Operand` for each view, or None for one that is not read; an int for each number.
     """
+    known = kernel.__globals__.get("TYPES", {})
+    if any(value not in known.get(name, (value,)) for name, value in types.items()):
+        return None
     numbers: list[int] = []
     _, *annotations = kernel.__annotations__.items()
     for name, text in annotations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable
 
+from .. import formats
 from ..kernels.quantize_cpu import quantize_cpu
 from ..kernels.quantize_gpu import quantize_gpu
 from ..kernels.quantize_strided import quantize_strided
@@ -36,7 +37,7 @@ def _check(
     validate.same_dtype("value", value, "key", key)
     for name, codes, rows_name, rows in (("kq", kq, "key", key), ("vq", vq, "value", value)):
         validate.cache(name, codes, rows_name, rows)
-        validate.codes(name, codes, format)
+        validate.codes(name, codes, format, formats.QUANTIZED)
     validate.same_dtype("vq", vq, "kq", kq)
     validate.same_slots("vq", vq, "kq", kq)
     validate.scales("ks", ks, "kq", kq)
@@ -147,7 +148,7 @@ def reshape_and_cache_quant(
     perform(reshape_and_cache_quant, arrays, (dtype, format, check_slots))
 
 
-def _in_lanes(
+def in_lanes(
     kernel: Callable,
     k: Operand,
     v: Operand,
@@ -183,7 +184,7 @@ def _in_lanes(
     )
 
 
-def _in_groups(
+def in_groups(
     kernel: Callable,
     k: Operand,
     v: Operand,
@@ -236,13 +237,13 @@ def _spread(device: Any, value_type: str, head_size: int) -> bool:
     return across_items(device, value_type) and fills_vectors(device, head_size, 16)
 
 
-def _in_eights(device: Any, value_type: str, head_size: int) -> bool:
+def in_eights(device: Any, value_type: str, head_size: int) -> bool:
     return within_items(device, value_type) and fills_vectors(device, head_size, 16)
 
 
 VARIANTS = (
-    Variant(quantize_cpu, _spread, _in_lanes),
-    Variant(quantize_gpu, _in_eights, _in_lanes),
-    Variant(quantize_strided, anywhere, partial(_in_groups, step="1")),
-    Variant(quantize_strided, anywhere, partial(_in_groups, step="any")),
+    Variant(quantize_cpu, _spread, in_lanes),
+    Variant(quantize_gpu, in_eights, in_lanes),
+    Variant(quantize_strided, anywhere, partial(in_groups, step="1")),
+    Variant(quantize_strided, anywhere, partial(in_groups, step="any")),
 )

@@ -131,15 +131,14 @@ def _name_of(dtype: Any) -> str:
     return np.dtype(dtype).name if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
-def codes(name: str, operand: Operand, format: Any = None) -> str:
-    """The type of the codes in an array: "int8" or "float8_e4m3fn"."""
-    return formats.of_codes(name, operand.dtype_name, format).dtype
+def codes(name: str, operand: Operand, format: Any = None, known: Any = None) -> str:
+    """The type of the codes in an array, such as "int8"."""
+    return formats.of_codes(name, operand.dtype_name, format, known).dtype
 
 
 def scales(name: str, operand: Operand, codes_name: str, codes: Operand) -> Operand:
     """The scales of a cache of codes, as ``[num_blocks, block_size, num_kv_heads]``."""
-    if operand.dtype_name != "float32":
-        raise TypeError(f"`{name}` must be float32, got {operand.dtype_name}")
+    of_type(name, operand, "float32")
     num_blocks, block_size, num_kv_heads = codes.shape[:3]
     if operand.shape == (num_blocks * block_size, num_kv_heads):
         slot, head = operand.strides
@@ -150,6 +149,24 @@ def scales(name: str, operand: Operand, codes_name: str, codes: Operand) -> Oper
             f"[{num_blocks * block_size}, {num_kv_heads}] for `{codes_name}`, got {list(operand.shape)}"
         )
     return operand
+
+
+def any_scales(name: str, operand: Operand, codes_name: str, codes: Operand) -> Operand:
+    """As `scales`, where one scale for all rows, or one for each head, will do as well."""
+    if len(operand.shape) > 1:
+        return scales(name, operand, codes_name, codes)
+    return given_scale(name, operand, codes.shape[:3])
+
+
+def given_scale(name: str, operand: Operand, rows: tuple[int, ...]) -> Operand:
+    """One scale for all rows ``[num_blocks, block_size, num_kv_heads]``, or one for each head, as theirs."""
+    of_type(name, operand, "float32")
+    if operand.shape not in ((), (1,), rows[2:]):
+        raise ValueError(
+            f"`{name}` must have shape [1] or [num_kv_heads] = [{rows[2]}], got {list(operand.shape)}"
+        )
+    step = operand.strides[0] if operand.shape == rows[2:] else 0
+    return operand._replace(shape=rows, strides=(0, 0, step))
 
 
 def blocks(operand: Operand) -> Operand:

@@ -42,6 +42,21 @@ def reshape_and_cache_quant(key, value, kq, vq, ks, vs, slot_mapping, *, dtype=N
                     codes[block, offset, head], scales[block, offset, head] = quantize(row)
 
 
+def reshape_and_cache_fp8(
+    key, value, key_cache, value_cache, k_scale, v_scale, slot_mapping, *, dtype=None, format="fp8_e4m3"
+):
+    """Row ``token`` as codes ``fp8(x / scale)`` to slot ``slot_mapping[token]``; other slots stay."""
+    num_blocks, block_size, num_kv_heads = key_cache.shape[:3]
+    to_code = to_e5m2 if format == "fp8_e5m2" else to_e4m3
+    for rows, codes, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
+        good = (scale >= 2.0**-126) & (scale < 2.0**127)
+        scales = np.broadcast_to(np.where(good, scale, np.float32(np.nan)), num_kv_heads)[:, None]
+        for token, slot in enumerate(slot_mapping):
+            if 0 <= slot < num_blocks * block_size:
+                block, offset = divmod(int(slot), block_size)
+                codes[block, offset] = to_code(as_float32(rows[token], dtype) / scales)
+
+
 def quantize_row(row):
     """Codes and scale of one float32 row: ``scale = absmax / 127``, ``code = clamp(rint(x / scale))``."""
     zeros = np.zeros(row.shape, "int8")
@@ -76,21 +91,58 @@ def e4m3_values():
     return values
 
 
+def e5m2_values():
+    """What the 128 codes without a sign mean: the upper bytes of float16, with infinity and three NaN."""
+    values = (np.arange(128, dtype="u2") << 8).view("f2").astype("f4")
+    values[125:] = np.nan
+    return values
+
+
 def to_e4m3(x):
     """The nearest float8_e4m3fn of float32 values, ties to even, at most 448 in magnitude, as its bits."""
-    values = e4m3_values()[:127]
+    return nearest_code(x, e4m3_values()[:127])
+
+
+def to_e5m2(x):
+    """The nearest float8_e5m2 of float32 values, ties to even, at most 57344 in magnitude, as its bits."""
+    return nearest_code(x, e5m2_values()[:124])
+
+
+def nearest_code(x, values):
+    """Where in `values` the number nearest to ``|x|`` is, or the even one of two, and the sign of x."""
     between = (values[1:] + values[:-1]) / 2
     magnitude = np.abs(x)
     code = np.searchsorted(between, magnitude)  # a value that lies between two codes gives the lower
-    tie = magnitude == between[np.minimum(code, 125)]
+    tie = magnitude == between[np.minimum(code, len(between) - 1)]
     code = np.where(np.isnan(x), 127, code + (tie & (code % 2 == 1)))
     return (code | np.signbit(x) * 0x80).astype("uint8")
 
 
 def from_e4m3(codes):
     """The float32 values of float8_e4m3fn bits."""
-    values = e4m3_values()[codes & 0x7F]
-    return np.where((codes >= 0x80) & ~np.isnan(values), -values, values)
+    return signed_values(codes, e4m3_values())
+
+
+def from_e5m2(codes):
+    """The float32 values of float8_e5m2 bits."""
+    return signed_values(codes, e5m2_values())
+
+
+def signed_values(codes, values):
+    """What codes mean, of which `values` are those without a sign."""
+    found = values[codes & 0x7F]
+    return np.where((codes >= 0x80) & ~np.isnan(found), -found, found)
+
+
+def values_of(codes, format=None):
+    """The float32 values of codes, without their scales."""
+    readers = {"fp8_per_token_head": from_e4m3, "fp8_e4m3": from_e4m3, "fp8_e5m2": from_e5m2}
+    return readers[format](codes) if format in readers else codes.astype("f4")
+
+
+def scales_of_rows(scales, rows):
+    """Scales for the first three axes of a cache, whether there is one in all, a head, or a row."""
+    return np.broadcast_to(scales, rows) if scales.ndim < 2 else scales.reshape(rows)
 
 
 def dequant_cache(q, scales, *, dtype="float32", blocks=None, format=None):
@@ -98,14 +150,13 @@ def dequant_cache(q, scales, *, dtype="float32", blocks=None, format=None):
 
     With `blocks`, result block ``n`` shows block ``blocks[n]``, or zeros where there is no such block.
     """
-    scales = scales.reshape(q.shape[:3])
+    scales = scales_of_rows(scales, q.shape[:3])
     chosen = np.arange(q.shape[0]) if blocks is None else np.asarray(blocks)
     out = np.zeros((*chosen.shape, *q.shape[1:]), "f4")
     for n, block in np.ndenumerate(chosen):
         if 0 <= block < q.shape[0]:
             scale = np.where(np.isfinite(scales[block]), scales[block], np.float32(np.nan))
-            values = from_e4m3(q[block]) if format == "fp8_per_token_head" else q[block].astype("f4")
-            out[n] = values * scale[:, :, None]
+            out[n] = values_of(q[block], format) * scale[:, :, None]
     return from_float32(out, dtype)
 
 
@@ -187,12 +238,11 @@ def cached_rows(cache, scales, slots, head, dtype=None, format=None):
     rows = np.zeros((len(slots), cache.shape[3]))
     for n, (block, offset) in enumerate(slots):
         row = cache[block, offset, head]
-        if format == "fp8_per_token_head":
-            row = from_e4m3(row)
-        else:
+        if scales is None:
             row = as_float32(row, dtype if cache.dtype == np.uint16 else None)
-        if scales is not None:
-            scale = scales.reshape(cache.shape[:3])[block, offset, head]
+        else:
+            row = values_of(row, format)
+            scale = scales_of_rows(scales, cache.shape[:3])[block, offset, head]
             row = row * np.float32(scale if np.isfinite(scale) else np.nan)
         rows[n] = row
     return rows

@@ -17,6 +17,8 @@ SLOT_TYPES = ("int32", "int64")
 VALUE_TYPES = ("float32", "float16", "bfloat16")
 # The formats with codes, and what holds them.
 CODES = {"int8_per_token_head": "int8", "fp8_per_token_head": "uint8"}
+# Those with codes that are given scales, and what holds them.
+STATIC = {"fp8_e4m3": "uint8", "fp8_e5m2": "uint8"}
 # Outputs whose NaN may come with any payload.
 COMPUTED = {"reshape_and_cache_quant": ("ks", "vs"), "dequant_cache": ("out",)}
 # Outputs that are float32 sums, so that the oracle's float64 says how close they must be, not their bits: the
@@ -225,6 +227,31 @@ def quantize_case(
     return Case(name, "reshape_and_cache_quant", arguments, {**_meaning(value_type), "format": format})
 
 
+def cast_case(
+    rng: np.random.Generator,
+    value_type: str,
+    tokens: int,
+    heads: int,
+    sizes: tuple[int, int],
+    layout: str,
+    slot: str,
+    format: str,
+    blocks: int = 3,
+) -> Case:
+    """A call of `reshape_and_cache_fp8` with one scale for keys and one a head for values."""
+
+    def rows(shape: tuple[int, ...]) -> np.ndarray:
+        return floats(shape, value_type, rng)
+
+    arrays = rows_and_caches(rows, STATIC[format], tokens, heads, sizes, layout, blocks)
+    scales = np.array([0.3], "f4"), np.exp(rng.standard_normal(heads)).astype("f4")
+    slots = hostile_slots(tokens, blocks * BLOCK_SIZE, slot, rng)
+    names = ("key", "value", "key_cache", "value_cache", "k_scale", "v_scale", "slot_mapping")
+    name = f"cast-{value_type}-{format}-{tokens}x{heads}x{sizes[0]}-{layout}-{slot}"
+    arguments = dict(zip(names, [*arrays, *scales, slots]))
+    return Case(name, "reshape_and_cache_fp8", arguments, {**_meaning(value_type), "format": format})
+
+
 def dequantize_case(
     rng: np.random.Generator,
     value_type: str,
@@ -235,7 +262,7 @@ def dequantize_case(
     """A call of `dequant_cache` on all blocks, or on a list with repeats and blocks that do not exist."""
     blocks, block_size, heads, _ = shape
     arguments = {
-        "q": rng.integers(0, 256, shape, np.uint8).view(CODES[format]),
+        "q": rng.integers(0, 256, shape, np.uint8).view({**CODES, **STATIC}[format]),
         "scales": floats((blocks * block_size, heads), "float32", rng),
     }
     if block:
@@ -263,6 +290,11 @@ def attention_case(
             options["format"] = cache_type
             largest = 0.01 if cache_type.startswith("int8") else 0.003
             arguments[f"{name}_scales"] = rng.uniform(largest / 10, largest, (20, 2)).astype("f4")
+        elif cache_type in STATIC:
+            codes = rng.integers(0, 0x40, shape) | 0x80 * rng.integers(0, 2, shape)  # e5m2 below 2
+            arguments[f"{name}_cache"] = codes.astype(STATIC[cache_type])
+            options["format"] = cache_type
+            arguments[f"{name}_scales"] = rng.uniform(0.1, 1, 2).astype("f4")
         else:
             arguments[f"{name}_cache"] = _normal(rng, shape, cache_type)
     arguments.update(block_table=table, seq_lens=seq_lens, query_start_loc=starts)
@@ -376,14 +408,17 @@ def all_cases() -> list[Case]:
             found += [
                 quantize_case(rng, value_type, *shape, slot, format) for format in CODES for shape in shapes
             ]
+            found += [
+                cast_case(rng, value_type, *shape, slot, format) for format in STATIC for shape in shapes
+            ]
     for value_type in VALUE_TYPES:
         for size in (72, 20, 3):
             found += [
                 dequantize_case(rng, value_type, (3, 2, 3, size), block, format)
-                for format in CODES
+                for format in (*CODES, "fp8_e5m2")
                 for block in (None, *SLOT_TYPES)
             ]
-        for code in (*VALUE_TYPES, *CODES):
+        for code in (*VALUE_TYPES, *CODES, "fp8_e5m2"):
             found += [attention_case(rng, value_type, code, sizes) for sizes in ((20, 12), (32, 16))]
         found.append(merge_case(rng, value_type))
         found += [rotary_case(rng, value_type, slot, slot == "int32") for slot in SLOT_TYPES]

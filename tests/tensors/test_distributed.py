@@ -96,6 +96,20 @@ def test_a_sequence_moves_while_it_generates(kind):
     assert one[0].startswith("True ")
 
 
+def test_what_is_gathered_is_contiguous(monkeypatch):
+    """Gloo takes any strides; the backends of GPUs refuse them."""
+
+    def all_gather(parts, tensor, group):
+        assert all(each.is_contiguous() for each in (tensor, *parts))
+        for part in parts:
+            part.copy_(tensor)
+
+    monkeypatch.setattr(distributed.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(distributed.dist, "all_gather", all_gather)
+    out = torch.arange(24.0).view(2, 3, 4).transpose(0, 1)
+    assert torch.equal(distributed.gather_heads(out), torch.cat([out, out], dim=1))
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_context_on_several_ranks(world_size):
     """Attention to all tokens on every rank, with the same bits on all of them."""

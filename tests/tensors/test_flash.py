@@ -86,6 +86,16 @@ def test_with_a_cache(paged):
         assert torch.equal(cache, wanted)
 
 
+def test_new_rows_without_a_block_are_dropped():
+    """Behind the end of the table, as where a batch is padded, and where the table says -1."""
+    table = torch.tensor([[2, 0], [3, -1]], dtype=torch.int32)
+    caches = [torch.zeros(6, 4, 1, 8) for _ in range(2)]
+    new = torch.ones(2, 3, 1, 8)
+    kv.flash_attn_with_kvcache(new, *caches, new, new, cache_seqlens=torch.tensor([7, 3]), block_table=table)
+    for cache in caches:
+        assert cache.sum((2, 3)).nonzero().tolist() == [[0, 3], [3, 3]]
+
+
 def test_with_a_cache_of_codes():
     kq, vq, ks, vs = kv.empty_quant_cache(4, 4, 2, 8, device="cpu")
     q, k, v = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 2, 8), torch.randn(1, 1, 2, 8)

@@ -58,6 +58,12 @@ def rotation():
     return torch.arange(6), *rows, table, *torch.zeros(2, 5, 4, 2, 16), SLOTS
 
 
+def cast_case():
+    key, value, *_ = contiguous_case()
+    caches = [torch.zeros(5, 4, 2, 16, dtype=torch.uint8) for _ in range(2)]
+    return key, value, *caches, SCALE, SCALE.expand(2), SLOTS
+
+
 def places():
     return torch.tensor([[7, 2], [5, -1]]), torch.tensor([15, 16, 3, 16, -1]), 16
 
@@ -66,6 +72,7 @@ STARTS = {"query_start_loc": torch.tensor([0, 2, 3], dtype=torch.int32), "slidin
 OPERATIONS = {
     "reshape_and_cache": lambda: (*contiguous_case(torch.bfloat16), SLOTS),
     "reshape_and_cache_quant": lambda: (*quant_case(), SLOTS),
+    "reshape_and_cache_fp8": lambda: cast_case(),
     "reshape_and_cache_flash": lambda: (*contiguous_case(), SLOTS, "auto", SCALE, SCALE.clone()),
     "dequant_cache": lambda: written_codes(),
     "dequant_cache_out": lambda: written_codes(),
@@ -83,6 +90,7 @@ OPERATIONS = {
 
 
 OPTIONS = {
+    "reshape_and_cache_fp8": lambda: {"format": "fp8_e5m2"},
     "slot_mapping": lambda: {"query_start_loc": torch.tensor([0, 2, 5]), "window": 8},
     "slot_mapping_out": lambda: {"out": torch.empty(5, dtype=torch.int32)},
     "get_batch_indices_positions_out": lambda: {

@@ -95,6 +95,12 @@ REFUSED = {
         TypeError,
         "`value` must lie in its storage, got a tensor that needs 1536 bytes of a storage of 0",
     ),
+    "short storage of a view": (
+        "value",
+        lambda t: resized(torch.cat([t, t])[6:], 1535),
+        TypeError,
+        "`value` must lie in its storage, got a tensor that needs 1536 bytes of a storage of 1535",
+    ),
     "short storage": (
         "key_cache",
         lambda t: resized(t, 2559),
@@ -297,12 +303,10 @@ def test_dequantize_refuses_another_dtype_than_that_of_out():
         kv.dequant_cache(kq, ks, dtype="half a float")
 
 
-def test_flash_knows_two_kinds_of_cache():
-    scale = torch.ones(1)
-    with pytest.raises(
-        ValueError, match=r"`kv_cache_dtype` must be one of 'auto', .*, 'fp8_per_token_head', got 'fp8'"
-    ):
-        kv.reshape_and_cache_flash(*arguments().values(), "fp8", scale, scale)
+def test_flash_refuses_other_kinds_of_cache():
+    scale, message = torch.ones(1), r"`kv_cache_dtype` must be one of 'auto', .*, 'fp8_e5m2', got 'nvfp4'"
+    with pytest.raises(ValueError, match=message):
+        kv.reshape_and_cache_flash(*arguments().values(), "nvfp4", scale, scale)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ def test_scales_inline(format, order, dtype):
     buffer = torch.full((NUM_BLOCKS, *shape, row), 0x5A, dtype=torch.uint8)
     tokens = buffer if order == "NHD" else buffer.transpose(1, 2)
     kq, vq, ks, vs = inline_views(tokens, CODES[format])
+    shape = NUM_BLOCKS, BLOCK_SIZE, HEADS, SIZE
+    made = kv.empty_quant_cache(*shape, format=format, inline=order, device="cpu")
+    for view, wanted in zip(made, (kq, vq, ks, vs)):
+        assert (view.shape, view.stride(), view.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+        assert view.storage_offset() == wanted.storage_offset()
     apart = [each.contiguous() for each in (kq, vq, ks, vs)]
     generator = torch.Generator().manual_seed(0)
     key, value = torch.randn(2, len(SLOTS), HEADS, SIZE, generator=generator).to(dtype)
@@ -52,18 +57,42 @@ def test_scales_inline(format, order, dtype):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+LARGEST = {torch.float8_e4m3fn: 448, torch.float8_e5m2: 57344}
+
+
 @pytest.mark.parametrize("scales", [[0.3], [0.3, 0.07]], ids=["one scale", "one a head"])
-def test_static_scales_are_read(scales):
+@pytest.mark.parametrize("codes", LARGEST, ids=str)
+def test_static_scales(codes, scales):
+    """Rows are cast as torch casts them, decoded and attended to, by one scale and by one a head."""
     generator = torch.Generator().manual_seed(0)
-    values = 9 * torch.randn(NUM_BLOCKS, BLOCK_SIZE, HEADS, SIZE, generator=generator)
-    scale = torch.tensor(scales)
-    codes = (values / scale[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
-    decoded = codes.float() * scale[:, None]
-    by_slot = scale.expand(NUM_BLOCKS * BLOCK_SIZE, HEADS)
-    for dtype in DTYPES:
-        assert torch.equal(kv.dequant_cache(codes, by_slot, dtype=dtype), decoded.to(dtype))
+    scale, slots = torch.tensor(scales), torch.randperm(NUM_BLOCKS * BLOCK_SIZE, generator=generator)
     query = torch.randn(2, 2 * HEADS, SIZE, generator=generator)
-    keywords = {"key_scales": by_slot, "value_scales": by_slot}
-    found = kv.paged_attention(query, codes, codes, BLOCK_TABLE, SEQ_LENS, **keywords)
-    expected = kv.paged_attention(query, decoded, decoded, BLOCK_TABLE, SEQ_LENS)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for dtype in DTYPES:
+        rows = (9 * torch.randn(NUM_BLOCKS * BLOCK_SIZE, HEADS, SIZE, generator=generator)).to(dtype)
+        caches = [torch.zeros(NUM_BLOCKS, BLOCK_SIZE, HEADS, SIZE, dtype=codes) for _ in range(2)]
+        kv.reshape_and_cache_fp8(rows, -rows, *caches, scale, scale, slots)
+        wanted = (rows.float() / scale[:, None]).clamp(-LARGEST[codes], LARGEST[codes]).to(codes)
+        for cache, sign in zip(caches, (1, -1)):
+            found = cache.flatten(0, 1)[slots].float()
+            assert torch.equal(found, sign * wanted.float())
+        decoded = [cache.float() * scale[:, None] for cache in caches]
+        for given in (scale, scale.expand(NUM_BLOCKS * BLOCK_SIZE, HEADS)):
+            assert torch.equal(kv.dequant_cache(caches[0], given, dtype=dtype), decoded[0].to(dtype))
+        keywords = {"key_scales": scale, "value_scales": scale}
+        found = kv.paged_attention(query, *caches, BLOCK_TABLE, SEQ_LENS, **keywords)
+        expected = kv.paged_attention(query, *decoded, BLOCK_TABLE, SEQ_LENS)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("bits", [False, True], ids=["float8", "uint8"])
+def test_vllm_s_names_of_static_formats(name, bits):
+    """vLLM's caches hold either dtype; its scales have no axis."""
+    dtype = torch.float8_e5m2 if name == "fp8_e5m2" else torch.float8_e4m3fn
+    rows, one = torch.randn(len(SLOTS), HEADS, SIZE), torch.tensor(0.5)
+    expected, found = (torch.zeros(2, NUM_BLOCKS, BLOCK_SIZE, HEADS, SIZE, dtype=dtype) for _ in range(2))
+    kv.reshape_and_cache_fp8(rows, rows, *expected, one.reshape(1), one.reshape(1), SLOTS)
+    caches = found.view(torch.uint8) if bits else found
+    torch.ops.kvcache_dpex.reshape_and_cache_flash(rows, rows, *caches, SLOTS, name, one, one)
+    assert expected.float().any()
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))

@@ -24,6 +24,13 @@ def blocks_of(tensor, count):
     return tensor.contiguous().view(torch.uint8).view(count, -1)
 
 
+@pytest.mark.parametrize("name", ["copy_blocks", "gather_blocks", "swap_blocks", "zero_blocks"])
+def test_help_names_the_module_to_import_from(name):
+    function = getattr(kv, name)
+    assert function.__module__ == kv.__name__
+    assert [function.__doc__.count(f"    {section}\n") for section in ("Parameters", "Examples")] == [1, 1]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_copies_in_order(dtype):
     caches = pool(dtype)

@@ -14,6 +14,7 @@ from transformers import DynamicCache  # noqa: E402
 
 import kvcache_dpex  # noqa: E402
 from kvcache_dpex.transformers import PagedCache  # noqa: E402
+from kvcache_dpex.transformers.tables import Tables  # noqa: E402
 
 FORMATS = ["int8_per_token_head", "fp8_per_token_head"]
 # The tiny models of these repeat few tokens; their logits are compared too.
@@ -145,6 +146,14 @@ def test_beams_share_blocks(model_of):
     used, alone = tables.pool.stats().used, -(-223 // 8)
     assert len(tables.rows) == 4
     assert alone <= used <= alone + 4 * 4
+
+
+def test_a_mask_that_knows_more_padding_than_its_chunk_has():
+    tables = Tables(block_size=4, window=None, num_blocks=None)
+    for start, count, lens in ((0, 3, [0, 3]), (3, 4, [2, 7])):
+        step = tables.advance(start, 2, count, [5, 0], torch.device("cpu"))
+        assert step.seq_lens.tolist() == lens
+        assert (step.slots.view(2, count) < 0).sum(1).tolist() == [count - lens[0], 0]
 
 
 def test_windows_give_blocks_back(model_of):

@@ -72,6 +72,11 @@ def inverse_of(absmax, divisor):
     """The float32 nearest to ``1 / divisor``; 0 where every code of the row is 0."""
     if divisor == ZERO or absmax >= INFINITY:
         return ZERO
+    return nearest_inverse(divisor)
+
+
+def nearest_inverse(divisor):
+    """The float32 nearest to ``1 / divisor``, where both are normal numbers."""
     bits = abs_bits(divisor)
     if (bits & MANTISSA) == MANTISSA:
         # The number after a power of two is nearest; Newton's steps would stop at the power.

@@ -9,7 +9,7 @@ from typing import Callable
 from . import parameters
 
 _SPACE = re.compile(r"(nd)?item\[[123]\]")
-_ELEMENT = re.compile(r"u?int(8|16|32|64)|float(16|32|64)|bfloat16|float8_e4m3fn|\d+")
+_ELEMENT = re.compile(r"u?int(8|16|32|64)|float(16|32|64)|bfloat16|float8_e4m3fn|float8_e5m2|\d+")
 EXAMPLES = "'float32*' for a pointer, 'float32[token, head]' for a view, 'int64' for a number"
 
 

@@ -15,7 +15,12 @@ from .lowering import TARGET, allow_helper, call, float32, i8, i16, i32, i64, in
 
 _FLOATS = ("float32", "float16", "bfloat16")
 # Types that numba does not have, by the bits that stand in for them.
-_STORED = {"float16": types.uint16, "bfloat16": types.int16, "float8_e4m3fn": types.uint8}
+_STORED = {
+    "float16": types.uint16,
+    "bfloat16": types.int16,
+    "float8_e4m3fn": types.uint8,
+    "float8_e5m2": types.uint8,
+}
 
 
 class View(types.Type):

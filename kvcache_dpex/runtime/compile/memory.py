@@ -10,7 +10,7 @@ import numpy as np
 from . import parameters
 
 # NumPy has no such types: the bits of their elements, as arrays hold them.
-STORED = {"bfloat16": "int16", "float8_e4m3fn": "uint8"}
+STORED = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
 class Pointer:

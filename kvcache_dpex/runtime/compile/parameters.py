@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 _GRAMMAR = re.compile(r"(?P<element>\w+)(?P<star>\*(?P<width>\w*))?(\[(?P<axes>[^\]]*)\])?")
-_BYTES = {"float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
+_BYTES = {"float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
 class Parameter(NamedTuple):

@@ -39,6 +39,7 @@ __all__ = [
     "swapped",
     "tensor_module",
     "to_numpy",
+    "viewed",
     "zeros",
 ]
 
@@ -130,6 +131,14 @@ def tensor_module():
 def zeros(shape: tuple[int, ...], dtype: np.dtype, queue: dpctl.SyclQueue, usm_type: str) -> Any:
     """A dpnp array of zeros."""
     return as_dpnp(tensor_module().zeros(shape, dtype=dtype, sycl_queue=queue, usm_type=usm_type))
+
+
+def viewed(memory: Any, shape: tuple[int, ...], strides: tuple[int, ...], first: int, dtype: np.dtype) -> Any:
+    """A dpnp array in the memory of another, from element `first` on; strides count elements."""
+    if 0 in shape:
+        return zeros(shape, dtype, memory.sycl_queue, memory.usm_type)
+    place = {"buffer": memory.get_array(), "strides": strides, "offset": first}
+    return as_dpnp(tensor_module().usm_ndarray(shape, dtype=dtype, **place))
 
 
 def as_dpnp(usm: Any) -> Any:
