@@ -5,4 +5,5 @@ repeat, the last row wins here; the device leaves the winner open.
 """
 
 from .blocks import *  # noqa: F403
+from .codes import *  # noqa: F403
 from .rows import *  # noqa: F403
