@@ -41,7 +41,7 @@ CONTENDERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     f"PagedCache, {INT8}, gathered, sdpa": ("sdpa", lambda config: PagedCache(config, format=INT8)),
 }
 OWN, PAGED = list(CONTENDERS)[:2]
-# Only their loss is measured: they keep the last 128 tokens as they are, and quantize in steps.
+# Only their loss is measured; quanto and hqq keep the last 128 tokens as they are.
 RIVALS: dict[str, dict[str, Any]] = {
     "QuantizedCache, fp8": {"backend": "fp8"},
     "QuantizedCache, quanto, 4 bits": {"backend": "quanto"},
