@@ -22,6 +22,8 @@ from .. import formats
 from .. import torch as kv
 
 _PLAIN = ("auto", "float16", "bfloat16")
+# vLLM's names of formats whose scales are the layer's.
+_STATIC = {"fp8": "fp8_e4m3", **{name: name for name in formats.STATIC}}
 _SCALE_BYTES = 4
 
 
@@ -41,14 +43,14 @@ def caches_of(kv_cache: Tensor, head_size: int, kv_cache_dtype: str) -> Caches:
     ----------
     kv_cache : [num_blocks, num_kv_heads, block_size, content], of any strides
         For each token and head a key and a value, or ``[key codes, scale, value codes, scale]`` with float32
-        scales.
+        scales where a format has them for each token and head.
     head_size
         Of the keys.
     kv_cache_dtype
         vLLM's name of the format.
     """
     rows = kv_cache.transpose(1, 2)
-    if kv_cache_dtype in _PLAIN:
+    if kv_cache_dtype not in formats.QUANTIZED:
         return Caches(rows[..., :head_size], rows[..., head_size:])
     keys, values = rows.split([head_size + _SCALE_BYTES, rows.shape[-1] - head_size - _SCALE_BYTES], dim=-1)
     scales = [half[..., -_SCALE_BYTES:].view(torch.float32)[..., 0] for half in (keys, values)]
@@ -122,19 +124,22 @@ class Impl(AttentionImpl[Metadata]):
             "scale": self.scale,
             "sliding_window": sliding_window,
             "soft_cap": logits_soft_cap or None,
-            "format": kv_cache_dtype if kv_cache_dtype in formats.QUANTIZED else None,
+            "format": None if kv_cache_dtype in _PLAIN else _STATIC.get(kv_cache_dtype, kv_cache_dtype),
         }
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Write a batch's keys and values."""
-        caches = caches_of(kv_cache, self.head_size, self.kv_cache_dtype)
+        scales: Any
+        key_cache, value_cache, *scales = self._caches(layer, kv_cache)
         key, value = key[: len(slot_mapping)], value[: len(slot_mapping)]
-        if caches.key_scales is None:
-            kv.reshape_and_cache(key, value, caches.key_cache, caches.value_cache, slot_mapping)
+        if self.options["format"] is None:
+            kv.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
         else:
-            kv.reshape_and_cache_quant(key, value, *caches, slot_mapping, format=self.kv_cache_dtype)
+            kv.reshape_and_cache_flash(
+                key, value, key_cache, value_cache, slot_mapping, self.kv_cache_dtype, *scales
+            )
 
     def forward(
         self,
@@ -153,7 +158,7 @@ class Impl(AttentionImpl[Metadata]):
             raise NotImplementedError("kvcache_dpex does not quantize its output; disable that fusion")
         if attn_metadata is None:  # vLLM measures how much memory a step takes
             return output
-        caches = caches_of(kv_cache, self.head_size, self.kv_cache_dtype)
+        caches = self._caches(layer, kv_cache)
         num_tokens = attn_metadata.num_actual_tokens
         shape = num_tokens, self.num_heads, caches.value_cache.shape[-1]
         kv.paged_attention(
@@ -171,6 +176,12 @@ class Impl(AttentionImpl[Metadata]):
         )
         return output
 
+    def _caches(self, layer: Any, kv_cache: Tensor) -> Caches:
+        caches = caches_of(kv_cache, self.head_size, self.kv_cache_dtype)
+        if self.kv_cache_dtype in _STATIC:
+            return caches._replace(key_scales=layer._k_scale, value_scales=layer._v_scale)
+        return caches
+
 
 def _refuse(name: str, value: Any, supported: bool) -> None:
     if not supported:
@@ -182,7 +193,7 @@ def _refuse(name: str, value: Any, supported: bool) -> None:
 class Backend(AttentionBackend):
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar[list] = [torch.float32, torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list] = [*_PLAIN, *formats.QUANTIZED]
+    supported_kv_cache_dtypes: ClassVar[list] = [*_PLAIN, *formats.QUANTIZED, *_STATIC]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
