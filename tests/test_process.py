@@ -57,6 +57,7 @@ CALLS = [
     "kv.empty_quant_cache(2, 4, 1, 8)",
     "kv.reshape_and_cache(None, None, None, None, None)",
     "kv.reshape_and_cache_quant(None, None, None, None, None, None, None)",
+    "kv.reshape_and_cache_fp8(None, None, None, None, None, None, None)",
     "kv.dequant_cache(None, None)",
     "kv.dequant_caches(None, None, None, None)",
     "kv.paged_attention(None, None, None, None, None)",
