@@ -30,6 +30,11 @@ def quant_case():
     return [*rows, *kv.empty_quant_cache(5, 4, 2, 16, device="cpu"), SLOTS]
 
 
+def fp8_case():
+    caches = torch.zeros(2, 5, 4, 2, 16, dtype=torch.float8_e4m3fn)
+    return [*torch.randn(2, 6, 2, 16), *caches, torch.tensor([0.01]), torch.tensor([0.01, 0.02]), SLOTS]
+
+
 def attention_case():
     table, lens = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32), torch.tensor([5, 3], dtype=torch.int32)
     return [torch.randn(2, 4, 16), *torch.randn(2, 5, 4, 2, 16), table, lens]
@@ -55,6 +60,7 @@ CALLS = {
     "paged_attention": attention_case,
     "reshape_and_cache": write_case,
     "reshape_and_cache_quant": quant_case,
+    "reshape_and_cache_fp8": fp8_case,
     "dequant_cache": lambda: quant_case()[2:5:2],
     "rotary_and_cache": rotation,
     "slot_mapping": lambda: [torch.tensor([[7, 2], [5, -1]]), torch.tensor([15, 16])],
