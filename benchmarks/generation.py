@@ -129,8 +129,8 @@ def main() -> None:
     for name in RIVALS:
         try:
             loss = statistics.mean(loss_and_bytes(model, tokens, name)[0] for tokens in inputs)
-        except ImportError as missing:
-            table.add_row(name, *[""] * len(CONTEXTS), f"{missing.name or missing} is not installed")
+        except ImportError:
+            table.add_row(name, *[""] * len(CONTEXTS), "not installed")
         else:
             table.add_row(name, *[""] * len(CONTEXTS), f"{loss:.4f}", f"{loss - exact:+.4f}")
     console = Console(width=150)
