@@ -56,6 +56,7 @@ QUANTIZED = {
 STATIC = {
     each.name: each for each in (Format("fp8_e4m3", "float8_e4m3fn", 1), Format("fp8_e5m2", "float8_e5m2", 1))
 }
+VLLM_STATIC = {"fp8": "fp8_e4m3", **{name: name for name in STATIC}}  # by the names of vLLM's kv_cache_dtype
 
 
 def quantized(name: Any) -> Format:

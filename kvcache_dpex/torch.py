@@ -353,7 +353,6 @@ _PLAIN = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-_STATIC = {"fp8": "fp8_e4m3", **{name: name for name in formats.STATIC}}
 
 
 def reshape_and_cache_flash(
@@ -398,9 +397,9 @@ def reshape_and_cache_flash(
     if kv_cache_dtype in formats.QUANTIZED:
         caches = key_cache, value_cache, k_scale, v_scale
         reshape_and_cache_quant(key, value, *caches, slot_mapping, format=kv_cache_dtype)
-    elif kv_cache_dtype in _STATIC:
+    elif kv_cache_dtype in formats.VLLM_STATIC:
         caches = key_cache, value_cache, k_scale, v_scale
-        reshape_and_cache_fp8(key, value, *caches, slot_mapping, format=_STATIC[kv_cache_dtype])
+        reshape_and_cache_fp8(key, value, *caches, slot_mapping, format=formats.VLLM_STATIC[kv_cache_dtype])
     elif kv_cache_dtype in _PLAIN:
         wanted = _PLAIN[kv_cache_dtype]
         if wanted is not None and key_cache.dtype != wanted:
@@ -410,7 +409,7 @@ def reshape_and_cache_flash(
             )
         reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
     else:
-        known = ", ".join(map(repr, (*_PLAIN, *formats.QUANTIZED, *_STATIC)))
+        known = ", ".join(map(repr, (*_PLAIN, *formats.QUANTIZED, *formats.VLLM_STATIC)))
         raise ValueError(f"`kv_cache_dtype` must be one of {known}, got {kv_cache_dtype!r}")
 
 

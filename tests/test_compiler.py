@@ -95,5 +95,7 @@ def test_a_compiler_that_was_edited_after_its_import(monkeypatch):
 def test_numba_tells_views_apart():
     """It compiles a helper once for each type of its arguments."""
     texts = "float32[n, part=1]", "float32[n]", "float32[n, part]", "float32*2[n, part=1]", "int32[n, part=1]"
-    lowering_views = pytest.importorskip("kvcache_dpex.runtime.compile.lowering_views")
+    lowering_views = pytest.importorskip(
+        "kvcache_dpex.runtime.compile.lowering_views", reason="the types of views need numba-dpex"
+    )
     assert len({lowering_views.View(parameters.parse(text)) for text in texts}) == len(texts)

@@ -43,7 +43,7 @@ def test_the_cast_rounds_ties_to_even():
 
 def test_the_oracle_casts_as_torch_does():
     """All 65,536 float16 and bfloat16 values, and float32 around every tie; torch does not saturate."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     bits = np.arange(65536, dtype="u2")
     with np.errstate(all="ignore"):
         cases = [reference.as_float32(bits.view("f2")), reference.as_float32(bits, "bfloat16"), ties()]
@@ -67,7 +67,7 @@ def test_every_code_means_what_torch_reads():
     values = reference.from_e4m3(codes).astype("f4")
     found = np.array([e4m3.value_of(code, np.float32(1)) for code in codes])
     np.testing.assert_array_equal(found, values)
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     read = torch.from_numpy(codes).view(torch.float8_e4m3fn).to(torch.float32).numpy()
     np.testing.assert_array_equal(values.view("u4")[:127], read.view("u4")[:127])
     np.testing.assert_array_equal(values, read)
@@ -169,7 +169,7 @@ def test_the_format_must_fit_the_codes(queue):
 
 
 def test_tensors_of_float8(queue):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     from kvcache_dpex import torch as kv_torch
 
     kq, vq, ks, vs = kv_torch.empty_quant_cache(2, 4, 2, 16, device="cpu", **FP8)

@@ -39,7 +39,7 @@ def ties(format):
 
 def torch_codes(values, format):
     """What torch's cast gives after a clamp; it does not saturate of itself."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     limit = float(numbers_of(format)[-1])
     dtype = torch.float8_e4m3fn if format == "fp8_e4m3" else torch.float8_e5m2
     return torch.from_numpy(values).clamp(-limit, limit).to(dtype).view(torch.uint8).numpy()
@@ -73,7 +73,7 @@ def test_every_e5m2_code_means_what_torch_reads():
     values = reference.from_e5m2(codes)
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal([e5m2.value_of(code, ONE) for code in codes], values)
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     read = torch.from_numpy(codes).view(torch.float8_e5m2).to(torch.float32).numpy()
     np.testing.assert_array_equal(values, read)
 

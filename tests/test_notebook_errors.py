@@ -58,7 +58,7 @@ def test_errors_are_short(cell):
 
 @pytest.mark.parametrize("cell", CELLS_ON_TENSORS)
 def test_errors_are_short_on_tensors(cell):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed")
     text = shown(ON_TENSORS, cell)
     assert f"----> 1 {cell}" in text
     assert "During handling" not in text

@@ -41,7 +41,7 @@ def in_sorted_order(code, ours_last=False):
 @pytest.mark.parametrize(("code", "printed"), EXAMPLES)
 def test_example_prints_what_is_shown(code, printed):
     if "import torch" in code:
-        pytest.importorskip("torch")
+        pytest.importorskip("torch", reason="torch is not installed")
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(code, str(README), "exec"), {})
@@ -52,12 +52,12 @@ def test_example_prints_what_is_shown(code, printed):
 @pytest.mark.parametrize(("code", "printed"), EXAMPLES)
 def test_examples_work_in_the_order_that_formatters_leave(code, printed, ours_last):
     if "import torch" in code:
-        pytest.importorskip("torch")
+        pytest.importorskip("torch", reason="torch is not installed")
     assert output_of(in_sorted_order(code, ours_last)) == printed.strip()
 
 
 def test_generation(tmp_path):
-    pytest.importorskip("transformers", minversion="5.24")
+    pytest.importorskip("transformers", minversion="5.24", reason="transformers is not installed")
     (code,) = GENERATION
     assert in_sorted_order(code).split() == code.split()
     code, count = re.subn(r'^name = ".*"', f"name = {str(tmp_path)!r}", code, flags=re.MULTILINE)

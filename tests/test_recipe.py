@@ -175,6 +175,6 @@ def test_on_arrays(tree):
 
 
 def test_on_tensors(tree):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed")
     schema = "kvcache_dpex::clear_slots(Tensor(a!) cache, Tensor slot_mapping) -> ()"
     assert run(tree, ON_TENSORS) == schema

@@ -109,7 +109,7 @@ def perform(function: Callable[..., Any], given: tuple, options: tuple) -> Any:
 
     A refused argument is reported without the frames of this package; ``python -X dev`` keeps them.
     """
-    __tracebackhide__ = True
+    __tracebackhide__ = True  # IPython and pytest leave such functions out of a traceback
     try:
         return function.operation.run(given, options)  # type: ignore[attr-defined]
     except (IndexError, TypeError, ValueError) as error:

@@ -46,8 +46,6 @@ class StaticPagedLayer(CacheLayerMixin):
         else:
             self.caches = tuple(kv.empty_quant_cache(*shape, format=self.format, **options))
         self.cumulative_length = self.cumulative_length.to(self.device)
-        for each in self.caches:
-            each.view(torch.uint8).zero_()  # what the mask hides must be finite
         if not is_compiling():
             for each in (*self.caches, self.cumulative_length):
                 torch._dynamo.mark_static_address(each)
@@ -122,7 +120,8 @@ class StaticPagedCache(Cache):
     Raises
     ------
     RuntimeError
-        While generating: more tokens than `max_cache_len`. None of them was written.
+        While generating: more tokens than `max_cache_len`. On a GPU it is torch's assertion on the device,
+        which comes when the work is waited for. No other sequence is written to.
 
     Examples
     --------

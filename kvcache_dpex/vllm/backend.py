@@ -22,8 +22,6 @@ from .. import formats
 from .. import torch as kv
 
 _PLAIN = ("auto", "float16", "bfloat16")
-# vLLM's names of formats whose scales are the layer's.
-_STATIC = {"fp8": "fp8_e4m3", **{name: name for name in formats.STATIC}}
 _SCALE_BYTES = 4
 
 
@@ -124,7 +122,9 @@ class Impl(AttentionImpl[Metadata]):
             "scale": self.scale,
             "sliding_window": sliding_window,
             "soft_cap": logits_soft_cap or None,
-            "format": None if kv_cache_dtype in _PLAIN else _STATIC.get(kv_cache_dtype, kv_cache_dtype),
+            "format": None
+            if kv_cache_dtype in _PLAIN
+            else formats.VLLM_STATIC.get(kv_cache_dtype, kv_cache_dtype),
         }
 
     def do_kv_cache_update(
@@ -178,7 +178,7 @@ class Impl(AttentionImpl[Metadata]):
 
     def _caches(self, layer: Any, kv_cache: Tensor) -> Caches:
         caches = caches_of(kv_cache, self.head_size, self.kv_cache_dtype)
-        if self.kv_cache_dtype in _STATIC:
+        if self.kv_cache_dtype in formats.VLLM_STATIC:
             return caches._replace(key_scales=layer._k_scale, value_scales=layer._v_scale)
         return caches
 
@@ -193,7 +193,7 @@ def _refuse(name: str, value: Any, supported: bool) -> None:
 class Backend(AttentionBackend):
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar[list] = [torch.float32, torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list] = [*_PLAIN, *formats.QUANTIZED, *_STATIC]
+    supported_kv_cache_dtypes: ClassVar[list] = [*_PLAIN, *formats.QUANTIZED, *formats.VLLM_STATIC]
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from kvcache_dpex import torch as kv  # noqa: E402
 from kvcache_dpex import torch_blocks  # noqa: E402

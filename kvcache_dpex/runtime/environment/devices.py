@@ -76,6 +76,7 @@ def preference(device: dpctl.SyclDevice) -> int:
 
 
 def _device_by_filter(text: str) -> dpctl.SyclDevice:
+    __tracebackhide__ = True
     dpctl = load_dpctl()
     try:
         return dpctl.SyclDevice(text)
@@ -83,7 +84,6 @@ def _device_by_filter(text: str) -> dpctl.SyclDevice:
         found = dpctl.get_devices()
     there = ", ".join(device.filter_string for device in found) or f"none: {absence()}"
     # dpctl's own error says no more than that its string is bad.
-    __tracebackhide__ = True
     message = f"`device` {text!r} names no device here; there is {there}"
     if found and not any(device.is_gpu for device in found):
         message += f"; {gpu.absence()}"
